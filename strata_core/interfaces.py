@@ -1,0 +1,436 @@
+"""What a plugin author must read: the records that hooks return and the objects their `build` makes.
+
+Three roles. A *backend* computes, an *allocator* gives host memory, a *source* supplies experts.
+Each role has a record (light, returned by a hook) whose `probe` says whether it can serve this
+machine and whose `build` makes the object that does. Records are plain data: nothing here imports
+a GPU library, and no hook is called after start.
+
+The interface version is `API` = (major, minor). A plugin states the version it was written for;
+core accepts the same major with any minor up to its own.
+
+Unless a docstring says otherwise: sizes and offsets are bytes, addresses are integers in the host
+address space, and a method is called from the thread that called `build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from strata_core.errors import Degradation
+    from strata_core.kernels.program import Program
+    from strata_core.machine import Machine
+
+API = (1, 0)
+"""(major, minor) of this interface. A new major may break plugins; a new minor only adds."""
+
+Role = Literal["backend", "allocator", "source"]
+
+
+# --- records -----------------------------------------------------------------------------------
+
+
+@frozen
+class Usable:
+    """A probe's yes. `detail` says in a few words what was found, e.g. a driver version."""
+
+    detail: str = ""
+
+
+@frozen
+class Unusable:
+    """A probe's no: `reason` is the fact found, `hint` what the user can do about it."""
+
+    reason: str
+    hint: str = ""
+
+
+Probe = Usable | Unusable
+
+
+@frozen(kw_only=True)
+class BackendRecord:
+    """One backend on offer.
+
+    `name` is what `--backend` takes; `summary` one line for `strata plugins`; `api` the `API` that
+    the plugin was written for. `supersedes` names records that `auto` drops when this one is
+    usable; `fallback` marks one that `auto` takes only when nothing else is usable.
+    `probe(machine)` answers from the machine's facts in well under a second and opens no device
+    context; what it has to look up it asks through `machine.observe`, so that the answer can be
+    given again for a recorded machine. `build` may be called once per model.
+    """
+
+    name: str
+    summary: str
+    api: tuple[int, int]
+    probe: Callable[[Machine], Probe]
+    build: Callable[[BackendContext], Backend]
+    supersedes: tuple[str, ...] = ()
+    fallback: bool = False
+
+
+@frozen(kw_only=True)
+class AllocatorRecord:
+    """One allocator of host memory on offer; `serves` names the backends it can work for.
+
+    The other fields are as in `BackendRecord`.
+    """
+
+    name: str
+    summary: str
+    api: tuple[int, int]
+    serves: tuple[str, ...]
+    probe: Callable[[Machine], Probe]
+    build: Callable[[AllocatorContext], Allocator]
+    supersedes: tuple[str, ...] = ()
+    fallback: bool = False
+
+
+@frozen(kw_only=True)
+class SourceRecord:
+    """One expert source on offer.
+
+    `claims(form)` may return True where this source alone can read the model in hand; a source
+    that claims nothing is used only when `--source` names it. `form` is the checkpoint's form:
+    "gguf", "hub", "pack", or what a plugin calls its own. The other fields are as in
+    `BackendRecord`.
+    """
+
+    name: str
+    summary: str
+    api: tuple[int, int]
+    probe: Callable[[Machine], Probe]
+    build: Callable[[SourceContext], Source]
+    supersedes: tuple[str, ...] = ()
+    fallback: bool = False
+    claims: Callable[[str], bool] | None = None
+
+
+Record = BackendRecord | AllocatorRecord | SourceRecord
+
+
+# --- what `build` is given ---------------------------------------------------------------------
+
+
+class Progress(Protocol):
+    """Told about long work; thread-safe, cheap, and silent where nobody watches."""
+
+    def start(self, label: str, nbytes: int) -> None:
+        """A piece of work begins that will move `nbytes` in all."""
+
+    def advance(self, nbytes: int) -> None:
+        """`nbytes` more were moved."""
+
+    def done(self) -> None:
+        """The piece of work that `start` named has ended."""
+
+
+@frozen(kw_only=True)
+class BackendContext:
+    """What a backend is built from: the machine, the user's options by flag name, where to report."""
+
+    machine: Machine
+    options: Mapping[str, Any]
+    degrade: Callable[[Degradation], None]
+
+
+@frozen(kw_only=True)
+class AllocatorContext:
+    """What an allocator is built from; `backend` is the one already built."""
+
+    machine: Machine
+    options: Mapping[str, Any]
+    degrade: Callable[[Degradation], None]
+    backend: Backend
+
+
+@frozen(kw_only=True)
+class SourceContext:
+    """What a source is built from: the experts' places in the model's files, and host memory."""
+
+    machine: Machine
+    options: Mapping[str, Any]
+    degrade: Callable[[Degradation], None]
+    experts: ExpertFiles
+    allocator: Allocator
+    progress: Progress
+
+
+# --- experts -----------------------------------------------------------------------------------
+
+
+class Expert(NamedTuple):
+    """One routed expert: (layer, index)."""
+
+    layer: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"expert {self.index} of layer {self.layer}"
+
+
+@frozen
+class BlobPart:
+    """The gate, up or down matrix inside a blob: `rows` rows of `columns` weights of one type.
+
+    `type` is a name of the table in `checkpoint/types.py`; `offset` counts from the blob's start.
+    """
+
+    name: Literal["gate", "up", "down"]
+    type: str
+    rows: int
+    columns: int
+    offset: int
+    nbytes: int
+
+
+@frozen
+class BlobLayout:
+    """How the blobs of one layer are laid out; all experts of a layer share it."""
+
+    parts: tuple[BlobPart, BlobPart, BlobPart]
+    nbytes: int
+
+
+@frozen
+class Piece:
+    """A run of bytes in a file."""
+
+    file: Path
+    offset: int
+    nbytes: int
+
+
+class ExpertFiles(Protocol):
+    """Where the experts' bytes are in the model's files. Immutable; any thread may call it."""
+
+    @property
+    def layouts(self) -> Mapping[int, BlobLayout]:
+        """Blob layout by layer, for the layers that have routed experts."""
+
+    @property
+    def count(self) -> int:
+        """Number of routed experts in each of those layers."""
+
+    def pieces(self, expert: Expert) -> tuple[Piece, Piece, Piece]:
+        """The file ranges of the expert's gate, up and down, in that order."""
+
+    def mapped(self, expert: Expert) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read-only uint8 views of the same three ranges in the mapped file; nothing is copied."""
+
+
+@frozen
+class View:
+    """Where an expert can be reached, and four independent facts about it.
+
+    `parts` are the host addresses of gate, up and down; in a blob that lies in one piece they
+    follow its layout. `in_ram`: its bytes are in memory now. `dma`: a copy engine may read them.
+    `alias`: device address of `parts[0]` where the device can address them (the other parts lie
+    at the same distances), else None. `stable`: the addresses hold until `release`.
+    """
+
+    parts: tuple[int, int, int]
+    in_ram: bool
+    dma: bool = False
+    alias: int | None = None
+    stable: bool = True
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Supplies blobs from host memory or a file.
+
+    One thread, the engine's, calls everything but `read_into`, which any thread may call at any
+    time between `build` and `close`. After a failed call the source is as it was before it.
+    """
+
+    def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
+        """The engine is about to ask for these experts of `layer`; a source may read ahead."""
+
+    def view(self, expert: Expert) -> View:
+        """Acquire an expert; its addresses hold until `release`. Raises StrataError."""
+
+    def read_into(self, expert: Expert, buffer: memoryview) -> int:
+        """Write the whole blob into `buffer` and return `pad`: the blob starts `pad` bytes in.
+
+        `buffer` is writable and at least the blob's size rounded up to 4 KiB plus 4 KiB.
+        """
+
+    def release(self, expert: Expert) -> None:
+        """Give back what `view` acquired, once per call."""
+
+    def close(self) -> None:
+        """Free everything; no view may be used afterwards. Calling it again does nothing."""
+
+
+# --- host memory -------------------------------------------------------------------------------
+
+
+@frozen
+class Span:
+    """A piece of host memory that is one registration, with one device alias (None: none)."""
+
+    address: int
+    nbytes: int
+    alias: int | None = None
+    pinned: bool = False
+
+
+@frozen
+class Region:
+    """Host memory handed out by an allocator: spans in ascending order, without holes.
+
+    `path` names how it was had ("pageable", "pinned", ...), `reason` why that one.
+    """
+
+    address: int
+    nbytes: int
+    spans: tuple[Span, ...]
+    path: str
+    reason: str
+    purpose: str
+
+
+@frozen
+class StartPolicy:
+    """The wishes an allocator has for the order and the places of a start.
+
+    `contexts_first`: open every device's context before anything else is placed.
+    `small_pins_first`: take small pinned buffers before bulk pinning. `pin_limit`: most bytes to
+    pin, None when unknown. `embedding`: where the token embedding goes.
+    """
+
+    contexts_first: bool = False
+    small_pins_first: bool = True
+    pin_limit: int | None = None
+    embedding: Literal["device", "pinned"] = "device"
+
+
+@runtime_checkable
+class Allocator(Protocol):
+    """Gives host memory. Any thread may call it; what it gave stays owned by it."""
+
+    @property
+    def start_policy(self) -> StartPolicy:
+        """Read once, before anything is placed."""
+
+    def reserve(self, nbytes: int, cuts: Sequence[int], purpose: str) -> Region:
+        """Host memory of `nbytes`, page-aligned; spans may end only at the offsets in `cuts`.
+
+        Raises StrataError where not even pageable memory can be had; then nothing is held.
+        """
+
+    def release(self, region: Region) -> None:
+        """Give a region back; its addresses are invalid afterwards."""
+
+    def close(self) -> None:
+        """Release whatever is left."""
+
+
+# --- computing ---------------------------------------------------------------------------------
+
+
+@frozen
+class Capabilities:
+    """What a backend can do: weight types, KV types (its default first), and whether it is exact.
+
+    `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement.
+    `dense_bytes(type, elements)` is the memory that dense weights of a type take in this backend.
+    """
+
+    types: frozenset[str]
+    kv_types: tuple[str, ...]
+    exact: bool
+    dense_bytes: Callable[[str, int], int]
+
+
+@frozen
+class Limits:
+    """Sizes that a bound program is made for: tokens in one window, logits rows, context length."""
+
+    tokens: int
+    logits: int
+    context: int
+    kv_type: str
+
+
+@frozen(eq=False)
+class Window:
+    """The input of one run of a program: T tokens of one or several sequences.
+
+    `ids`, `positions`, `slots` are int32 [T]: token, absolute position in its sequence, and the
+    executor's sequence slot; the tokens of one sequence stand together, positions ascending.
+    `logits_rows` int32 [R] are the rows whose logits are wanted. `kernel_class` chooses window or
+    prompt kernels for the whole window; it depends on the request alone.
+    """
+
+    ids: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    logits_rows: np.ndarray
+    kernel_class: Literal["window", "prompt"]
+
+
+class Executor(Protocol):
+    """A program bound to its weights, its source and its buffers. Used by one thread."""
+
+    def open_sequence(self) -> int:
+        """A slot with room for `Limits.context` positions of model state."""
+
+    def close_sequence(self, slot: int) -> None:
+        """Free a slot."""
+
+    def save(self, slot: int, length: int) -> object:
+        """A snapshot of the state after `length` positions; cheap where state is KV alone."""
+
+    def restore(self, slot: int, snapshot: object) -> None:
+        """Go back to a snapshot; positions after it are forgotten."""
+
+    def run(self, window: Window) -> np.ndarray:
+        """Compute one window; float32 logits [R, vocabulary], valid until the next run.
+
+        After an error the sequences in the window hold no valid state and must be closed or
+        restored to a snapshot taken before.
+        """
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """Experts and bytes served so far by lane: {"hit": {"experts": n, "bytes": n}, ...}."""
+
+    def close(self) -> None:
+        """Free all buffers and slots."""
+
+
+class Weights(Protocol):
+    """The dense weights by role, as a backend's `bind` reads them."""
+
+    def raw(self, role: str, layer: int | None) -> tuple[str, tuple[int, ...], np.ndarray]:
+        """(type name, shape, uint8 bytes as stored; a view of the mapped file, not a copy)."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A runtime and its kernels: turns a program into something that runs."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do; fixed after `build`."""
+
+    def bind(
+        self,
+        program: Program,
+        weights: Weights,
+        experts: ExpertFiles,
+        source: Source,
+        limits: Limits,
+        progress: Progress,
+    ) -> Executor:
+        """Place the dense weights and make the program runnable. Raises StrataError."""
+
+    def close(self) -> None:
+        """Free the runtime; its executors must be closed before."""
