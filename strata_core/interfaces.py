@@ -1,4 +1,4 @@
-"""What a plugin author must read: the records that hooks return and the objects their `build` makes.
+"""What a plugin author must read: the records that hooks return, and what their `build` makes.
 
 Three roles. A *backend* computes, an *allocator* gives host memory, a *source* supplies experts.
 Each role has a record (light, returned by a hook) whose `probe` says whether it can serve this
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -133,7 +133,7 @@ class Progress(Protocol):
 
 @frozen(kw_only=True)
 class BackendContext:
-    """What a backend is built from: the machine, the user's options by flag name, where to report."""
+    """What a backend is built from: the machine, the options by flag name, where to report."""
 
     machine: Machine
     options: Mapping[str, Any]
@@ -165,7 +165,8 @@ class SourceContext:
 # --- experts -----------------------------------------------------------------------------------
 
 
-class Expert(NamedTuple):
+@frozen(order=True)
+class Expert:
     """One routed expert: (layer, index)."""
 
     layer: int

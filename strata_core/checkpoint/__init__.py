@@ -1,0 +1,1 @@
+"""Reading models: GGUF files and hub-layout folders, tensor names to roles, weight types."""

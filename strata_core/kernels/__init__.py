@@ -1,0 +1,1 @@
+"""The kernel table, programs made of kernels, and the kernels themselves."""

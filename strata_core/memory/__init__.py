@@ -1,0 +1,1 @@
+"""Host memory: regions, spans and who has how much."""

@@ -1,0 +1,1 @@
+"""Model families: each writes its layers once, as a program of kernels."""

@@ -1,0 +1,1 @@
+"""What goes where: pure byte arithmetic, made before anything is allocated."""

@@ -1,0 +1,1 @@
+"""Where experts come from: a resident arena, or the mapped file."""

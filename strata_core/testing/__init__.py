@@ -1,0 +1,1 @@
+"""What plugin authors test with: tiny checkpoints, dummy plugins, fault injection."""
