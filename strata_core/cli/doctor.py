@@ -22,13 +22,14 @@ def command_object(invocation: Invocation) -> int:
     """Report this machine's facts, the settings with their origins, and what is wrong.
 
     With --json the document is also what `strata plan --machine` reads to plan for this computer
-    on another one. Leaves with exit code 1 where something is wrong, after reporting all of it.
+    on another one. Leaves with exit code 1 where something is wrong, 2 where a setting is, after
+    reporting all of it.
     """
     from strata_core.machine import read_machine
 
     machine = read_machine()
-    settings, problems = _settings(invocation)
-    problems += _variable_problems()
+    settings, mistakes = _settings(invocation)
+    problems = mistakes + _variable_problems()
     # Probes ask the machine for more facts, which then stand in its document.
     report = survey(settings, machine)
     problems += refusals(report) + [_broken_problem(item) for item in report["broken"]]
@@ -43,7 +44,7 @@ def command_object(invocation: Invocation) -> int:
     }
     invocation.console.document(document)
     _print(invocation.console, machine, document)
-    return 1 if problems else 0
+    return 2 if mistakes else 1 if problems else 0
 
 
 def _settings(invocation: Invocation) -> tuple[Settings, list[dict[str, str]]]:

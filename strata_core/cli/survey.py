@@ -60,14 +60,10 @@ def report_text(report: dict[str, Any]) -> str:
         elif role == "source" and chosen is None:
             parts.append("  chosen for each model: `strata plan MODEL` says which\n")
         parts.append("\n")
-    for error in refusals(report):
-        parts.append(f"not chosen: {error['what']}\n  {error['why']}\n  {error['remedy']}\n\n")
-    for item in report["broken"]:
-        where = f"{item['distribution']} {item['version']} ({item['entry_point']})"
-        parts.append(f"broken: {where}, at the stage {item['stage']!r}\n  {item['error']}\n\n")
-    for item in report["blocked"]:
-        kept = ", ".join(item["entry_points"]) or "nothing of that name is installed"
-        parts.append(f"blocked: {item['name']} ({kept})\n\n")
+    notes = [_three_lines("not chosen", error) for error in refusals(report)]
+    notes += [_broken(item) for item in report["broken"]]
+    notes += [_blocked(item) for item in report["blocked"]]
+    parts += [note + "\n" for note in notes]
     return "".join(parts).rstrip("\n") + "\n"
 
 
@@ -87,3 +83,17 @@ def _chosen(chosen: dict[str, Any]) -> str:
     lines = [f"  {chosen['name']}, because: {chosen['because']}"]
     lines += [f"  not {other['name']}: {other['reason']}" for other in chosen["runners_up"]]
     return "\n".join(lines) + "\n"
+
+
+def _three_lines(heading: str, error: dict[str, str]) -> str:
+    return f"{heading}: {error['what']}\n  {error['why']}\n  {error['remedy']}\n"
+
+
+def _broken(item: dict[str, Any]) -> str:
+    where = f"{item['distribution']} {item['version']} ({item['entry_point']})"
+    return f"broken: {where}, at the stage {item['stage']!r}\n  {item['error']}\n"
+
+
+def _blocked(item: dict[str, Any]) -> str:
+    kept = ", ".join(item["entry_points"]) or "nothing of that name is installed"
+    return f"blocked: {item['name']} ({kept})\n"
