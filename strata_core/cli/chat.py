@@ -141,7 +141,7 @@ class Talk:
         self.console.line()
         return request
 
-    def _prompt(self) -> str:
+    def _prompt(self) -> str | list[int]:
         if self.raw:
             return "".join(
                 ("\n" if index and message["role"] == "user" else "") + message["content"]
@@ -149,4 +149,5 @@ class Talk:
             )
         tokenizer = self.model.tokenizer
         assert tokenizer is not None, "`check` came first"
-        return tokenizer.render_chat(self.messages, add_generation_prompt=True)
+        # The template writes the tokens that begin a text itself.
+        return tokenizer.encode(tokenizer.render_chat(self.messages), add_special=False)

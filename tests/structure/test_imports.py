@@ -25,7 +25,7 @@ LAYERS = [
     {"memory"},
     {"sources"},
     {"kernels"},
-    {"sampler", "tokenizer"},
+    {"sampler", "tokenizer", "text_stream", "chat_template"},
     {"model"},
     {"engine"},
     {"api"},
