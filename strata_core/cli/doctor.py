@@ -84,9 +84,9 @@ def _degradations(report: dict[str, Any]) -> list[Degradation]:
             found.append(
                 Degradation(
                     what=f"the {role} {chosen['name']} is a fallback",
-                    why=chosen["because"],
-                    cost="a model runs, more slowly than with another",
-                    remedy="; ".join(hints) or f"install a {role} for this machine",
+                    why=chosen["because"].removeprefix("the fallback: "),
+                    cost="models run, but more slowly than they could",
+                    remedy="; ".join(hints) or f"install a plugin with a {role} for this machine",
                 )
             )
     return found

@@ -29,6 +29,9 @@ def loaded(invocation: Invocation, name: str) -> Iterator[Model]:
     finally:
         progress.close()
     with model:
+        for selection in model.selections:
+            if selection.notice:
+                invocation.console.note(selection.notice)
         yield model
 
 
