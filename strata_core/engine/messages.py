@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import attrs
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from strata_core.errors import EngineError, StrataError
 from strata_core.sampler import Sampling
@@ -29,16 +29,17 @@ class Submit:
 
     `request` is the sender's name for it, unique among running ones. `stop` are texts that end the
     continuation and are not part of it. With `ignore_eos` an end-of-text token is an ordinary one.
-    `prompt_logits` asks for the logits of every prompt position, in `PromptLogits` events.
+    `logits` asks for `Logits` events: of every prompt position ("prompt"), or of the last one
+    alone, from which the first token is drawn ("first").
     """
 
     request: str
     prompt: tuple[int, ...]
     max_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    prompt_logits: bool = False
+    logits: Literal["none", "first", "prompt"] = "none"
 
 
 @frozen
@@ -74,7 +75,7 @@ class PromptProgress:
 
 
 @frozen(eq=False)
-class PromptLogits:
+class Logits:
     """Float32 logits [n, vocabulary] of the prompt positions `start` to `start + n - 1`."""
 
     request: str
@@ -158,7 +159,7 @@ class Stopped:
     """The engine's thread has ended; nothing comes after it."""
 
 
-Event = PromptProgress | PromptLogits | Token | Finished | Failed | Status | Stopped
+Event = PromptProgress | Logits | Token | Finished | Failed | Status | Stopped
 
 _KINDS: dict[str, type] = {
     kind.__name__: kind
@@ -168,7 +169,7 @@ _KINDS: dict[str, type] = {
         AskStatus,
         Shutdown,
         PromptProgress,
-        PromptLogits,
+        Logits,
         Token,
         Finished,
         Failed,
@@ -199,7 +200,7 @@ def decode(body: dict[str, Any]) -> Command | Event:
         raise ValueError(f"not an engine message: {body.get('kind')!r}")
     if "sampling" in fields:
         fields["sampling"] = Sampling(**fields["sampling"])
-    if "logits" in fields:
+    if kind is Logits:
         packed = fields["logits"]
         flat = np.frombuffer(base64.b64decode(packed["f4"]), "<f4")
         fields["logits"] = flat.reshape(packed["shape"])
