@@ -8,6 +8,7 @@ JSON-able dictionaries and back, losing nothing.
 from __future__ import annotations
 
 import base64
+import traceback
 from typing import Any, Literal
 
 import attrs
@@ -115,7 +116,10 @@ class Finished:
 
 @frozen(kw_only=True)
 class Failed:
-    """The end of a request that did not go well; always its last event."""
+    """The end of a request that did not go well; always its last event.
+
+    `trace` is the stack trace of an error that nobody foresaw, else empty.
+    """
 
     request: str
     type: str
@@ -123,10 +127,19 @@ class Failed:
     why: str
     remedy: str
     exit_code: int
+    trace: str = ""
 
     @classmethod
-    def of(cls, request: str, error: StrataError) -> Failed:
-        """The event that reports `error`."""
+    def of(cls, request: str, error: BaseException) -> Failed:
+        """The event that reports `error`; an unforeseen one becomes an EngineError."""
+        trace = ""
+        if not isinstance(error, StrataError):
+            trace = "".join(traceback.format_exception(error))
+            error = EngineError(
+                "a round failed",
+                f"{type(error).__name__}: {error}",
+                "run again with --debug to see where, and please report it",
+            )
         return cls(
             request=request,
             type=type(error).__name__,
@@ -134,12 +147,15 @@ class Failed:
             why=error.why,
             remedy=error.remedy,
             exit_code=error.exit_code,
+            trace=trace,
         )
 
     def as_error(self) -> StrataError:
         """An error to raise on the front end's side, with the same lines and exit code."""
         error = EngineError(self.what, self.why, self.remedy)
         error.exit_code = self.exit_code
+        if self.trace:
+            error.add_note(self.trace)
         return error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -108,7 +109,7 @@ class Interpreter:
         edges = [0, *(np.flatnonzero(np.diff(window.slots)) + 1), len(window.slots)]
         runs = tuple(
             Run(self._slots[int(window.slots[a])], int(a), int(b))
-            for a, b in zip(edges[:-1], edges[1:], strict=True)
+            for a, b in itertools.pairwise(edges)
         )
         return Frame(
             ids=window.ids,
