@@ -2,8 +2,8 @@
 
 The random number of a position depends on (seed, position) alone, so a continuation is the same
 whether tokens are drawn one by one, in windows, or after a rollback. Numbers come from Philox4x64
-(Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with the seed as key and the
-position as counter.
+(Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with the seed as key and
+position + 1 as counter.
 """
 
 from __future__ import annotations

@@ -8,11 +8,12 @@ JSON-able dictionaries and back, losing nothing.
 from __future__ import annotations
 
 import base64
+import traceback
 from typing import Any, Literal
 
 import attrs
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from strata_core.errors import EngineError, StrataError
 from strata_core.sampler import Sampling
@@ -29,16 +30,17 @@ class Submit:
 
     `request` is the sender's name for it, unique among running ones. `stop` are texts that end the
     continuation and are not part of it. With `ignore_eos` an end-of-text token is an ordinary one.
-    `prompt_logits` asks for the logits of every prompt position, in `PromptLogits` events.
+    `logits` asks for `Logits` events: of every prompt position ("prompt"), or of the last one
+    alone, from which the first token is drawn ("first").
     """
 
     request: str
     prompt: tuple[int, ...]
     max_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    prompt_logits: bool = False
+    logits: Literal["none", "first", "prompt"] = "none"
 
 
 @frozen
@@ -74,7 +76,7 @@ class PromptProgress:
 
 
 @frozen(eq=False)
-class PromptLogits:
+class Logits:
     """Float32 logits [n, vocabulary] of the prompt positions `start` to `start + n - 1`."""
 
     request: str
@@ -114,7 +116,10 @@ class Finished:
 
 @frozen(kw_only=True)
 class Failed:
-    """The end of a request that did not go well; always its last event."""
+    """The end of a request that did not go well; always its last event.
+
+    `trace` is the stack trace of an error that nobody foresaw, else empty.
+    """
 
     request: str
     type: str
@@ -122,10 +127,19 @@ class Failed:
     why: str
     remedy: str
     exit_code: int
+    trace: str = ""
 
     @classmethod
-    def of(cls, request: str, error: StrataError) -> Failed:
-        """The event that reports `error`."""
+    def of(cls, request: str, error: BaseException) -> Failed:
+        """The event that reports `error`; an unforeseen one becomes an EngineError."""
+        trace = ""
+        if not isinstance(error, StrataError):
+            trace = "".join(traceback.format_exception(error))
+            error = EngineError(
+                "a round failed",
+                f"{type(error).__name__}: {error}",
+                "run again with --debug to see where, and please report it",
+            )
         return cls(
             request=request,
             type=type(error).__name__,
@@ -133,12 +147,15 @@ class Failed:
             why=error.why,
             remedy=error.remedy,
             exit_code=error.exit_code,
+            trace=trace,
         )
 
     def as_error(self) -> StrataError:
         """An error to raise on the front end's side, with the same lines and exit code."""
         error = EngineError(self.what, self.why, self.remedy)
         error.exit_code = self.exit_code
+        if self.trace:
+            error.add_note(self.trace)
         return error
 
 
@@ -158,7 +175,7 @@ class Stopped:
     """The engine's thread has ended; nothing comes after it."""
 
 
-Event = PromptProgress | PromptLogits | Token | Finished | Failed | Status | Stopped
+Event = PromptProgress | Logits | Token | Finished | Failed | Status | Stopped
 
 _KINDS: dict[str, type] = {
     kind.__name__: kind
@@ -168,7 +185,7 @@ _KINDS: dict[str, type] = {
         AskStatus,
         Shutdown,
         PromptProgress,
-        PromptLogits,
+        Logits,
         Token,
         Finished,
         Failed,
@@ -199,7 +216,7 @@ def decode(body: dict[str, Any]) -> Command | Event:
         raise ValueError(f"not an engine message: {body.get('kind')!r}")
     if "sampling" in fields:
         fields["sampling"] = Sampling(**fields["sampling"])
-    if "logits" in fields:
+    if kind is Logits:
         packed = fields["logits"]
         flat = np.frombuffer(base64.b64decode(packed["f4"]), "<f4")
         fields["logits"] = flat.reshape(packed["shape"])
