@@ -38,10 +38,11 @@ def command_object(invocation: Invocation, model: str, machine_file: str | None)
     """
     machine = read_machine_file(machine_file) if machine_file is not None else None
     from strata_core.api import make_plan
+    from strata_core.plan.explain import explain
 
     plan = make_plan(model, invocation.settings(), machine)
     invocation.console.document({"model": model, **plan.as_json()})
-    invocation.console.line(plan.explain())
+    invocation.console.line(explain(plan))
     return 0 if plan.fits else 1
 
 

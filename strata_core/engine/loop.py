@@ -26,7 +26,7 @@ from strata_core.engine.request import Request, Send, never_begun
 from strata_core.engine.step import Sequence, step
 from strata_core.errors import StrataError, UsageError
 from strata_core.interfaces import Executor, Limits
-from strata_core.tokenizer import TextStream, Tokenizer
+from strata_core.tokenizer import Tokenizer
 
 
 @define(eq=False)
@@ -139,7 +139,7 @@ class Engine:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.max_running:
             submit, sink = self._waiting.popleft()
-            stream = TextStream(self.tokenizer, submit.stop) if self.tokenizer else None
+            stream = self.tokenizer.stream(submit.stop) if self.tokenizer else None
             try:
                 sequence = Sequence.open(self.executor)
             except (StrataError, MemoryError) as error:

@@ -62,7 +62,7 @@ class Arena:
         for index in range(self._experts.count):
             expert = Expert(layer, index)
             layout = self._experts.layouts[layer]
-            target = memoryview(bytes_at(self._address(expert), layout.nbytes))
+            target = bytes_at(self._address(expert), layout.nbytes).data
             self._read(expert, target)
             progress.advance(layout.nbytes)
 
@@ -88,7 +88,7 @@ class Arena:
     def read_into(self, expert: Expert, buffer: memoryview) -> int:
         """Copy the blob to the buffer's start."""
         size = self._experts.layouts[expert.layer].nbytes
-        buffer[:size] = memoryview(bytes_at(self._address(expert), size))
+        buffer[:size] = bytes_at(self._address(expert), size).data
         return 0
 
     def release(self, expert: Expert) -> None:

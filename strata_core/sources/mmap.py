@@ -26,7 +26,7 @@ class MappedFile:
         """Copy the three parts to the buffer's start, in the layout of a blob."""
         layout = self._experts.layouts[expert.layer]
         for part, data in zip(layout.parts, self._experts.mapped(expert), strict=True):
-            buffer[part.offset : part.offset + part.nbytes] = memoryview(data)
+            buffer[part.offset : part.offset + part.nbytes] = data.data
         return 0
 
     def release(self, expert: Expert) -> None:

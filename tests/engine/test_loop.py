@@ -11,7 +11,6 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from strata_core.testing.arithmetic_executor import ArithmeticExecutor, continuation
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +35,7 @@ from strata_core.engine.pipe import RemoteEngine, serve
 from strata_core.errors import EngineError
 from strata_core.interfaces import Limits
 from strata_core.sampler import Sampling
+from strata_core.testing.arithmetic_executor import ArithmeticExecutor, continuation
 
 LIMITS = Limits(tokens=16, logits=4, context=200, kv_type="fp32")
 WAIT = 20

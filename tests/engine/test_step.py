@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from strata_core.testing.arithmetic_executor import ArithmeticExecutor, follow
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_core.engine.step import Feed, Sequence, prompt_class, step
+from strata_core.testing.arithmetic_executor import ArithmeticExecutor, follow
 
 IDS = st.lists(st.integers(0, 96), min_size=1, max_size=6).map(tuple)
 
