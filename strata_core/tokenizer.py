@@ -13,7 +13,7 @@ from attrs import frozen
 from strata_core.chat_template import ChatTemplate, NoChatTemplate
 from strata_core.checkpoint.config_json import Config
 from strata_core.checkpoint.gguf_tokenizer import no_tokenizer_file, rebuild_tokenizer
-from strata_core.checkpoint.mapping import read_json, read_small
+from strata_core.checkpoint.mapping import exists, read_json, read_small
 from strata_core.errors import CheckpointError, UsageError
 from strata_core.text_stream import TextStream
 
@@ -154,9 +154,9 @@ def _from_gguf(checkpoint: Checkpoint) -> Tokenizer | None:
 def _from_folder(checkpoint: Checkpoint) -> Tokenizer | None:
     folder = checkpoint.path
     path = folder / "tokenizer.json"
-    if not path.exists():
+    if not exists(path):
         for other in ("tokenizer.model", "vocab.json", "tiktoken.model"):
-            if (folder / other).exists():
+            if exists(folder / other):
                 raise no_tokenizer_file(str(folder), other)
         return None
     from tokenizers import Tokenizer as Backend
@@ -180,7 +180,7 @@ def _from_folder(checkpoint: Checkpoint) -> Tokenizer | None:
 def _folder_template(checkpoint: Checkpoint) -> ChatTemplate | None:
     folder = checkpoint.path
     settings = folder / "tokenizer_config.json"
-    config = Config(settings, read_json(settings) if settings.exists() else {})
+    config = Config(settings, read_json(settings) if exists(settings) else {})
     names = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         _, value = config.get(name)
@@ -188,7 +188,7 @@ def _folder_template(checkpoint: Checkpoint) -> ChatTemplate | None:
             value = value.get("content")
         names[name] = value if isinstance(value, str) else ""
     own = folder / "chat_template.jinja"
-    if own.exists():
+    if exists(own):
         try:
             return ChatTemplate(str(own), read_small(own, 1 << 24).decode(), names)
         except UnicodeDecodeError as error:

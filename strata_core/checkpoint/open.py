@@ -20,7 +20,7 @@ from strata_core.checkpoint.hub import CONFIG, open_hub
 from strata_core.checkpoint.hyper import Hyper
 from strata_core.checkpoint.hyper_gguf import read_gguf_hyper
 from strata_core.checkpoint.hyper_hub import read_hub_hyper, wants_qkv_bias
-from strata_core.checkpoint.mapping import MappedFile, unreadable
+from strata_core.checkpoint.mapping import MappedFile, exists, unreadable
 from strata_core.checkpoint.roles import ROLES, names
 from strata_core.checkpoint.tensor import Tensor
 from strata_core.errors import CheckpointError
@@ -163,7 +163,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def _open_hub(folder: Path) -> Checkpoint:
-    if not (folder / CONFIG).exists():
+    if not exists(folder / CONFIG):
         inside = sorted(p.name for p in folder.glob("*.gguf"))[:3]
         raise CheckpointError(
             f"{folder} holds no model",

@@ -94,4 +94,3 @@ def test_a_model_of_17_gb_opens_at_once(tmp_path: Path) -> None:
     assert min(times) < 0.3
     assert psutil.Process().memory_info().rss - before < 64 << 20
     assert checkpoint.experts.layouts[47].nbytes == 3 * INNER * HIDDEN // 256 * 144
-    print(f"opened in {times} s")
