@@ -12,7 +12,7 @@ from attrs import frozen
 
 from strata_core.chat_template import ChatTemplate, NoChatTemplate
 from strata_core.checkpoint.config_json import Config
-from strata_core.checkpoint.gguf_tokenizer import no_tokenizer_file, rebuild_tokenizer
+from strata_core.checkpoint.gguf_tokenizer import Rebuilt, no_tokenizer_file, rebuild_tokenizer
 from strata_core.checkpoint.mapping import exists, read_json, read_small
 from strata_core.errors import CheckpointError, UsageError
 from strata_core.text_stream import TextStream
@@ -32,8 +32,9 @@ class Tokenizer:
     """The vocabulary of a model and what is done with it. Immutable; any thread may use it.
 
     `size` is the number of tokens it knows, `limit` that of the model's embedding rows; `bos` and
-    `eos` are the ids that begin and that end a text (more than one may end it). `special` ids are
-    control tokens: they are found in prompts, and not shown in text.
+    `eos` are the ids that begin and that end a text. `eos` holds at least the checkpoint's
+    `hyper.eos`: GGUF files name few of the tokens that end a text, the others are known by their
+    names. `special` ids are control tokens: they are found in prompts, and not shown in text.
     """
 
     size: int
@@ -148,7 +149,7 @@ def _from_gguf(checkpoint: Checkpoint) -> Tokenizer | None:
     template = metadata.text("tokenizer.chat_template", "")
     names = {"bos_token": rebuilt.bos, "eos_token": rebuilt.eos}
     chat = ChatTemplate(source, template, names) if template else None
-    return _wrap(checkpoint, rebuilt.backend, source, chat, rebuilt.before, rebuilt.after)
+    return _wrap(checkpoint, rebuilt.backend, source, chat, rebuilt)
 
 
 def _from_folder(checkpoint: Checkpoint) -> Tokenizer | None:
@@ -174,7 +175,7 @@ def _from_folder(checkpoint: Checkpoint) -> Tokenizer | None:
     # A prompt is one text of any length, whatever the file says about batches.
     backend.no_truncation()
     backend.no_padding()
-    return _wrap(checkpoint, backend, str(path), _folder_template(checkpoint), (), ())
+    return _wrap(checkpoint, backend, str(path), _folder_template(checkpoint), None)
 
 
 def _folder_template(checkpoint: Checkpoint) -> ChatTemplate | None:
@@ -211,20 +212,20 @@ def _wrap(
     backend: Backend,
     source: str,
     chat: ChatTemplate | None,
-    before: tuple[int, ...],
-    after: tuple[int, ...],
+    rebuilt: Rebuilt | None,
 ) -> Tokenizer:
+    """The record; a tokenizer.json's own post-processor adds what goes around a prompt."""
     added = backend.get_added_tokens_decoder()
     to_bytes, strip = _byte_rule(backend, source)
     return Tokenizer(
         size=backend.get_vocab_size(with_added_tokens=True),
         limit=checkpoint.hyper.vocabulary,
         bos=checkpoint.hyper.bos,
-        eos=checkpoint.hyper.eos,
+        eos=tuple(dict.fromkeys((*checkpoint.hyper.eos, *(rebuilt.ends if rebuilt else ())))),
         special=frozenset(i for i, token in added.items() if token.special),
         backend=backend,
-        before=before,
-        after=after,
+        before=rebuilt.before if rebuilt else (),
+        after=rebuilt.after if rebuilt else (),
         to_bytes=to_bytes,
         strip_first_space=strip,
         chat=chat,

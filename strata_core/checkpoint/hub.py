@@ -10,6 +10,7 @@ from attrs import frozen
 from strata_core.checkpoint.config_json import Config
 from strata_core.checkpoint.mapping import MappedFile, exists, read_json
 from strata_core.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
+from strata_core.checkpoint.shown import printable
 from strata_core.checkpoint.tensor import Tensor
 from strata_core.errors import CheckpointError
 
@@ -74,7 +75,7 @@ def _open_shards(folder: Path, index: Path) -> list[SafetensorsFile]:
     for tensor, shard in placed.items():
         if tensor not in opened[shard].tensors:
             raise CheckpointError(
-                f"{folder / shard}: tensor {tensor} is missing",
+                f"{folder / shard}: tensor {printable(tensor)} is missing",
                 f"{INDEX} says that it is in this file",
                 "the files do not belong together; download them again",
             )
@@ -104,7 +105,7 @@ def _check_once(opened: dict[str, SafetensorsFile]) -> None:
         for tensor in file.tensors:
             if tensor in seen:
                 raise CheckpointError(
-                    f"{file.mapped.path}: tensor {tensor} is stored twice",
+                    f"{file.mapped.path}: tensor {printable(tensor)} is stored twice",
                     f"it is in {seen[tensor]} too",
                     "the files do not belong together; download them again",
                 )

@@ -27,6 +27,7 @@ CHATML = """
     {{- '<|im_start|>assistant\n' }}
 {%- endif %}
 """
+COUNTED = "{% set n = namespace(x=0) %}{% for m in messages %}{% set n.x = n.x + 1 %}{% endfor %}"
 RENDERED = (
     "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGrüße <b><|im_end|>\n"
     "<|im_start|>assistant\n"
@@ -53,8 +54,7 @@ def opened(tokenizer: Tokenizer | None) -> Tokenizer:
         ("{% for m in messages %}{{ loop.index0 }}{{ loop.last }}{% endfor %}", "0False1True"),
         ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
         ("{% generation %}x{% endgeneration %}y", "xy"),
-        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
-         + "{{ ns.n ~ '!' ~ 1.5 }}", "2!1.5"),
+        (COUNTED + "{{ n.x ~ '!' ~ 1.5 }}", "2!1.5"),
         ("{{ messages | map(attribute='role') | join(', ') }}", "system, user"),
         ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
         ("{{ messages[::-1][0].content.split(' ')[-1].upper() }}", "<B>"),

@@ -304,3 +304,12 @@ def test_sentencepiece_rule(tmp_path_factory: pytest.TempPathFactory, text: str)
 
 def test_the_tiny_tokenizer_is_described_by_the_sizes() -> None:
     assert tiny_hyper().bos == 256
+
+
+def test_tokens_known_to_end_a_text_by_name(made: Callable[..., Tokenizer | None]) -> None:
+    tokens = [*(chr(0x4E00 + i) for i in range(256)), "<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+    kinds = [1] * 256 + [3, 3, 3]
+    changes = {"tokens": tokens, "token_type": kinds, "eos_token_id": 257, "bos_token_id": None}
+    assert opened(made(**changes)).eos == (257, 258)
+    kinds[258] = 1
+    assert opened(made(**changes)).eos == (257,)
