@@ -212,6 +212,7 @@ def test_text_that_is_not_unicode(made: Callable[..., Tokenizer | None]) -> None
         opened(made()).encode("a\udcff")
 
 
+@pytest.mark.shared
 def test_ids_beyond_the_embedding(tmp_path: Path, models: Path) -> None:
     """A tokenizer that belongs to a larger model is named as such."""
     write_tiny_hub(tmp_path)
