@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from strata_core.chat_template import ChatTemplate
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.errors import CheckpointError, UsageError
 from strata_core.testing.tiny import write_tiny_gguf, write_tiny_hub
 from strata_core.tokenizer import NoChatTemplate, Tokenizer, open_tokenizer
+from strata_core.tokenizer.chat_template import ChatTemplate
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -113,7 +113,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_templates_are_contained(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strata_core.template_sandbox.SECONDS", 1.0)
+    monkeypatch.setattr("strata_core.tokenizer.sandbox.SECONDS", 1.0)
     began = time.perf_counter()
     with pytest.raises(CheckpointError) as caught:
         render(HOSTILE[case])

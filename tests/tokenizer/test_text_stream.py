@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strata_core.errors import UsageError
-from strata_core.text_stream import TextStream
+from strata_core.tokenizer.stream import TextStream
 
 
 def run(pieces: list[bytes], stop: list[str]) -> tuple[list[str], TextStream]:

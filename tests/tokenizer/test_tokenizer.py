@@ -15,11 +15,11 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_core.checkpoint.gguf_tokenizer import PRE_TOKENIZERS
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.errors import CheckpointError, UsageError
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf, write_tiny_hub
 from strata_core.tokenizer import Tokenizer, open_tokenizer
+from strata_core.tokenizer.rebuild import PRE_TOKENIZERS
 
 G = "tokenizer.ggml."
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)

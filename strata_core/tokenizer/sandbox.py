@@ -25,7 +25,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from strata_core.chat_template import TemplateRefusal
+from strata_core.tokenizer.chat_template import TemplateRefusal
 
 SECONDS = 5.0
 MAX_TEXT = 1 << 22

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from strata_core.chat_template import ChatTemplate, NoChatTemplate
 from strata_core.checkpoint.config_json import Config
-from strata_core.checkpoint.gguf_tokenizer import Rebuilt, no_tokenizer_file, rebuild_tokenizer
 from strata_core.checkpoint.mapping import exists, read_json, read_small
 from strata_core.errors import CheckpointError, UsageError
-from strata_core.text_stream import TextStream
+from strata_core.tokenizer.chat_template import ChatTemplate, NoChatTemplate
+from strata_core.tokenizer.rebuild import Rebuilt, no_tokenizer_file, rebuild_tokenizer
+from strata_core.tokenizer.stream import TextStream
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
     from strata_core.checkpoint.open import Checkpoint
 
-__all__ = ["NoChatTemplate", "TextStream", "Tokenizer", "open_tokenizer"]
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
