@@ -17,6 +17,7 @@ from strata_core.interfaces import (
     Backend,
     BackendContext,
     BackendRecord,
+    Capabilities,
     Probe,
     Source,
     SourceContext,
@@ -26,6 +27,14 @@ from strata_core.interfaces import (
 
 if TYPE_CHECKING:
     from strata_core.machine import Machine
+
+
+def _as_float32(_type: str, elements: int) -> int:
+    return 4 * elements
+
+
+REFERENCE = Capabilities(kv_types=("fp32", "fp16"), exact=False, dense_bytes=_as_float32)
+"""The reference computes with every type, on dense weights that it keeps as float32."""
 
 
 def _build_reference(context: BackendContext) -> Backend:
@@ -67,6 +76,7 @@ def strata_backends() -> list[BackendRecord]:
             probe=_anywhere,
             build=_build_reference,
             fallback=True,
+            capabilities=REFERENCE,
         )
     ]
 

@@ -19,6 +19,7 @@ from strata_core.checkpoint.roles import (
     dense_roles,
     names,
 )
+from strata_core.checkpoint.shown import printable
 from strata_core.checkpoint.tensor import Tensor
 from strata_core.errors import CheckpointError
 from strata_core.interfaces import BlobLayout
@@ -45,7 +46,7 @@ def assign_roles(path: Path, form: str, hyper: Hyper, tensors: Mapping[str, Tens
     for name in unclaimed:
         if changes_result(name, hyper):
             raise CheckpointError(
-                f"{tensors[name].file}: tensor {name} has no role in a {hyper.family} model",
+                f"{tensors[name].file}: tensor {printable(name)} has no role in {hyper.family}",
                 "left out, it would change the result without a word",
                 "this variant of the architecture is not supported",
             )

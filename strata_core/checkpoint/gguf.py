@@ -14,7 +14,8 @@ from attrs import frozen
 
 from strata_core.checkpoint.gguf_header import Header, read_header
 from strata_core.checkpoint.gguf_metadata import Metadata
-from strata_core.checkpoint.mapping import MappedFile, map_file
+from strata_core.checkpoint.mapping import MappedFile, exists, map_file
+from strata_core.checkpoint.shown import printable
 from strata_core.checkpoint.tensor import Tensor
 from strata_core.errors import CheckpointError
 
@@ -52,7 +53,7 @@ def open_gguf(path: Path) -> GgufModel:
         for info in part.tensors:
             if info.name in tensors:
                 raise CheckpointError(
-                    f"{file.path}: tensor {info.name} is stored twice",
+                    f"{file.path}: tensor {printable(info.name)} is stored twice",
                     f"it is in {tensors[info.name].file.name} too",
                     "the shards do not belong together; download them again",
                 )
@@ -84,7 +85,7 @@ def _shard_paths(path: Path, metadata: Metadata, count: int) -> list[Path]:
     shards = [
         path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)
     ]
-    missing = [shard.name for shard in shards if not shard.exists()]
+    missing = [shard.name for shard in shards if not exists(shard)]
     if missing:
         raise CheckpointError(
             f"{path}: {len(missing)} of the model's {count} shards are missing",

@@ -15,6 +15,7 @@ from attrs import frozen
 
 from strata_core.checkpoint.gguf_metadata import SCALARS, Entry, Metadata
 from strata_core.checkpoint.mapping import MappedFile
+from strata_core.checkpoint.shown import printable
 from strata_core.checkpoint.types import BY_GGML, UNSUPPORTED, WeightType
 from strata_core.errors import CheckpointError
 
@@ -259,9 +260,3 @@ def bad_field(file: MappedFile, field: str, why: str) -> CheckpointError:
         why,
         "the file is damaged or was not written for this format; download or convert it again",
     )
-
-
-def printable(text: str, most: int = 120) -> str:
-    """Text from a file, fit for one line of an error: control characters escaped, cut to `most`."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: most + 1])
-    return shown if len(text) <= most else shown[:most] + "..."

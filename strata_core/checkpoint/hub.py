@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from attrs import frozen
 
 from strata_core.checkpoint.config_json import Config
-from strata_core.checkpoint.mapping import MappedFile, read_json
+from strata_core.checkpoint.mapping import MappedFile, exists, read_json
 from strata_core.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
+from strata_core.checkpoint.shown import printable
 from strata_core.checkpoint.tensor import Tensor
 from strata_core.errors import CheckpointError
 
@@ -17,6 +19,7 @@ GENERATION = "generation_config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_SHARDS = 4096
+_FILE_NAME = re.compile(r"^(?!\.)[^/\\\0]{1,200}$")
 
 
 @frozen(eq=False)
@@ -38,7 +41,7 @@ def open_hub(folder: Path) -> HubModel:
     tensors = {name: tensor for file in opened for name, tensor in file.tensors.items()}
     return HubModel(
         config,
-        Config(generation, read_json(generation)) if generation.exists() else None,
+        Config(generation, read_json(generation)) if exists(generation) else None,
         tuple(file.mapped for file in opened),
         tuple(file.header_bytes for file in opened),
         tensors,
@@ -47,9 +50,9 @@ def open_hub(folder: Path) -> HubModel:
 
 def _open_files(folder: Path) -> list[SafetensorsFile]:
     index = folder / INDEX
-    if index.exists():
+    if exists(index):
         return _open_shards(folder, index)
-    if (folder / SINGLE).exists():
+    if exists(folder / SINGLE):
         return [open_safetensors(folder / SINGLE)]
     raise CheckpointError(
         f"{folder} holds no weights",
@@ -61,7 +64,7 @@ def _open_files(folder: Path) -> list[SafetensorsFile]:
 def _open_shards(folder: Path, index: Path) -> list[SafetensorsFile]:
     placed = _weight_map(index)
     shards = sorted(set(placed.values()))
-    missing = [name for name in shards if not (folder / name).exists()]
+    missing = [name for name in shards if not exists(folder / name)]
     if missing:
         raise CheckpointError(
             f"{folder}: {len(missing)} of the model's {len(shards)} shards are missing",
@@ -72,7 +75,7 @@ def _open_shards(folder: Path, index: Path) -> list[SafetensorsFile]:
     for tensor, shard in placed.items():
         if tensor not in opened[shard].tensors:
             raise CheckpointError(
-                f"{folder / shard}: tensor {tensor} is missing",
+                f"{folder / shard}: tensor {printable(tensor)} is missing",
                 f"{INDEX} says that it is in this file",
                 "the files do not belong together; download them again",
             )
@@ -87,8 +90,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if section is None or not section.values:
         raise config.bad("weight_map", "the field is missing or empty")
     for tensor, shard in section.values.items():
-        plain = isinstance(shard, str) and shard == Path(shard).name and "\\" not in shard
-        if not plain or shard.startswith(".") or "\0" in shard:
+        if not isinstance(shard, str) or not _FILE_NAME.match(shard):
             raise config.bad(
                 "weight_map", f"tensor {tensor[:80]!r}: {str(shard)[:80]!r} is not a file name"
             )
@@ -103,7 +105,7 @@ def _check_once(opened: dict[str, SafetensorsFile]) -> None:
         for tensor in file.tensors:
             if tensor in seen:
                 raise CheckpointError(
-                    f"{file.mapped.path}: tensor {tensor} is stored twice",
+                    f"{file.mapped.path}: tensor {printable(tensor)} is stored twice",
                     f"it is in {seen[tensor]} too",
                     "the files do not belong together; download them again",
                 )

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import log
 
+from attrs import frozen
+
 from strata_core.checkpoint.gguf_metadata import Metadata
 from strata_core.checkpoint.hyper import Hyper, Rope
 from strata_core.checkpoint.hyper_check import check_hyper
 from strata_core.checkpoint.roles import BY_GGUF_NAME, FAMILIES, Family
+from strata_core.checkpoint.shown import printable
 from strata_core.checkpoint.tensor import Tensor
 from strata_core.errors import CheckpointError
 
@@ -64,7 +67,7 @@ def read_gguf_hyper(metadata: Metadata, tensors: Mapping[str, Tensor]) -> Hyper:
     family = _family(metadata)
     prefix = family.gguf + "."
     _refuse_settings(metadata, prefix)
-    whole = _whole_reader(metadata, prefix)
+    whole = _Sizes(metadata, prefix)
     heads = whole("heads")
     hidden = whole("hidden")
     head_dim = whole("head_dim", hidden // max(heads, 1))
@@ -80,7 +83,7 @@ def read_gguf_hyper(metadata: Metadata, tensors: Mapping[str, Tensor]) -> Hyper:
     expert_ffn, shared_ffn = _widths(family, whole, dense_ffn, top_k)
     hyper = Hyper(
         family=family.hub,
-        name=metadata.text("general.name", metadata.file.path.stem),
+        name=printable(metadata.text("general.name", metadata.file.path.stem)),
         layers=layers,
         hidden=hidden,
         vocabulary=whole("vocabulary", metadata.length("tokenizer.ggml.tokens")),
@@ -111,7 +114,7 @@ def _key(prefix: str, name: str) -> str:
 
 
 def _family(metadata: Metadata) -> Family:
-    architecture = metadata.text("general.architecture")
+    architecture = printable(metadata.text("general.architecture"), 60)
     known = ", ".join(sorted(f.gguf for f in FAMILIES.values() if f.hub != "mixtral"))
     if architecture == "llama" and metadata.integer("llama.expert_count", 0):
         # Converters interleave the rows of q and k for this architecture's other rope pairing;
@@ -150,18 +153,18 @@ def _refuse_settings(metadata: Metadata, prefix: str) -> None:
         raise metadata.bad(prefix + "expert_gating_func", f"{gating}; only softmax is supported")
 
 
-class _whole_reader:  # noqa: N801 - used as a function
+@frozen(eq=False)
+class _Sizes:
     """Whole numbers by the name of the size; the key is what an error names."""
 
-    def __init__(self, metadata: Metadata, prefix: str) -> None:
-        self._metadata = metadata
-        self._prefix = prefix
+    _metadata: Metadata
+    _prefix: str
 
     def __call__(self, name: str, default: int | None = None) -> int:
         return self._metadata.integer(self._prefix + _KEYS[name], default)
 
 
-def _widths(family: Family, whole: _whole_reader, dense: int, top_k: int) -> tuple[int, int]:
+def _widths(family: Family, whole: _Sizes, dense: int, top_k: int) -> tuple[int, int]:
     """Widths of a routed and of the shared expert, with llama.cpp's defaults."""
     if family.hub == "qwen2_moe":
         return whole("expert_ffn", dense // max(top_k, 1)), whole("shared_ffn", dense)
@@ -186,8 +189,9 @@ def _dense_layers(tensors: Mapping[str, Tensor], layers: int) -> frozenset[int]:
 def _rope(metadata: Metadata, prefix: str, head_dim: int, context: int) -> Rope:
     theta = metadata.real(prefix + _KEYS["rope.theta"], 10000.0)
     dim = metadata.integer(prefix + _KEYS["rope.dim"], head_dim)
-    kind = metadata.text(prefix + "rope.scaling.type", "none")
-    factor = metadata.real(prefix + _KEYS["rope.factor"], 1.0)
+    older = metadata.real(prefix + "rope.scale_linear", 1.0)
+    kind = metadata.text(prefix + "rope.scaling.type", "none" if older == 1.0 else "linear")
+    factor = metadata.real(prefix + _KEYS["rope.factor"], older)
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return Rope(theta, dim)
     if kind == "linear":

@@ -12,6 +12,7 @@ from strata_core.checkpoint.config_json import Config
 from strata_core.checkpoint.hyper import Hyper, Rope
 from strata_core.checkpoint.hyper_check import check_hyper
 from strata_core.checkpoint.roles import FAMILIES, Family
+from strata_core.checkpoint.shown import printable
 from strata_core.errors import CheckpointError
 
 _KEYS = {
@@ -56,7 +57,7 @@ def read_hub_hyper(config: Config, generation: Config | None) -> Hyper:
     layers = _whole(config, "layers")
     hyper = Hyper(
         family=family.hub,
-        name=config.text("_name_or_path", "") or config.path.parent.name or family.hub,
+        name=printable(config.text("_name_or_path", "") or config.path.parent.name or family.hub),
         layers=layers,
         hidden=hidden,
         vocabulary=_whole(config, "vocabulary"),
@@ -98,7 +99,7 @@ def _key(name: str) -> str:
 
 
 def _family(config: Config) -> Family:
-    kind = config.text("model_type")
+    kind = printable(config.text("model_type"), 60)
     known = ", ".join(FAMILIES)
     family = FAMILIES.get(kind)
     if family is not None:

@@ -67,6 +67,14 @@ def map_file(path: Path) -> MappedFile:
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
+def exists(path: Path) -> bool:
+    """Whether something is there. Raises CheckpointError where the system does not say."""
+    try:
+        return path.exists()
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+
+
 def read_json(path: Path, limit: int = SMALL_FILE_LIMIT) -> dict[str, Any]:
     """The object in a JSON file of at most `limit` bytes. Raises CheckpointError."""
     data = read_small(path, limit)

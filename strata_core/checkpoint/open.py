@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from attrs import frozen
@@ -20,10 +20,17 @@ from strata_core.checkpoint.hub import CONFIG, open_hub
 from strata_core.checkpoint.hyper import Hyper
 from strata_core.checkpoint.hyper_gguf import read_gguf_hyper
 from strata_core.checkpoint.hyper_hub import read_hub_hyper, wants_qkv_bias
-from strata_core.checkpoint.mapping import MappedFile, unreadable
+from strata_core.checkpoint.mapping import MappedFile, exists, read_small, unreadable
 from strata_core.checkpoint.roles import ROLES, names
 from strata_core.checkpoint.tensor import Tensor
 from strata_core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from strata_core.interfaces import ExpertFiles, Weights
+
+    def _conforms(checkpoint: Checkpoint) -> tuple[Weights, ExpertFiles]:
+        return checkpoint, checkpoint.experts
+
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
@@ -85,10 +92,11 @@ class Checkpoint:
         Covers, file by file in shard order, the size, the whole header and 16 pages of 4 KiB spread
         evenly over the rest; for a hub folder config.json too. Names and times do not count. A
         change that spares every sampled page is not seen: this identifies, it does not verify.
+        Raises CheckpointError where config.json cannot be read any more.
         """
         digest = hashlib.sha256()
         if self.config is not None:
-            digest.update(self.config.path.read_bytes())
+            digest.update(read_small(self.config.path))
         for file, header in zip(self.mapped, self.header_bytes, strict=True):
             digest.update(file.size.to_bytes(8, "little"))
             digest.update(file.view[:header])
@@ -163,7 +171,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def _open_hub(folder: Path) -> Checkpoint:
-    if not (folder / CONFIG).exists():
+    if not exists(folder / CONFIG):
         inside = sorted(p.name for p in folder.glob("*.gguf"))[:3]
         raise CheckpointError(
             f"{folder} holds no model",

@@ -15,8 +15,8 @@ from pathlib import Path
 import safetensors
 from attrs import frozen
 
-from strata_core.checkpoint.gguf_header import printable
 from strata_core.checkpoint.mapping import MappedFile, map_file
+from strata_core.checkpoint.shown import printable
 from strata_core.checkpoint.tensor import Tensor
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import CheckpointError

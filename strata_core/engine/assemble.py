@@ -153,7 +153,7 @@ def start(
             executor=executor,
             limits=prepared.limits,
             vocabulary=prepared.checkpoint.hyper.vocabulary,
-            eos=frozenset(prepared.checkpoint.hyper.eos),
+            eos=frozenset(tokenizer.eos if tokenizer else prepared.checkpoint.hyper.eos),
             tokenizer=tokenizer,
         )
         engine.start()

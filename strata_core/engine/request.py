@@ -22,7 +22,7 @@ from strata_core.engine.messages import (
 from strata_core.engine.step import Feed, KernelClass, Sequence, prompt_class
 from strata_core.interfaces import Limits
 from strata_core.sampler import sample
-from strata_core.text_stream import TextStream
+from strata_core.tokenizer.stream import TextStream
 
 Send = Callable[[Event], None]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from strata_core.builtin import REFERENCE
 from strata_core.errors import Degradation
 from strata_core.interfaces import (
     Backend,
@@ -16,7 +17,6 @@ from strata_core.interfaces import (
     Source,
     Weights,
 )
-from strata_core.kernels.capabilities import REFERENCE
 from strata_core.kernels.dequantise import dequantise
 from strata_core.kernels.interpreter import Interpreter
 from strata_core.kernels.kv import Floats

@@ -25,7 +25,7 @@ LAYERS = [
     {"memory"},
     {"sources"},
     {"kernels"},
-    {"sampler", "tokenizer", "text_stream", "chat_template"},
+    {"sampler", "tokenizer"},
     {"model"},
     {"engine"},
     {"api"},

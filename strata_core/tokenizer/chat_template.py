@@ -43,7 +43,7 @@ class ChatTemplate:
         Raises UsageError where the template itself refuses the conversation, CheckpointError where
         it fails or exceeds a limit.
         """
-        from strata_core.template_sandbox import render
+        from strata_core.tokenizer.sandbox import render
 
         known = {"tools": None, "documents": None, **self.special, **variables}
         try:
@@ -61,7 +61,7 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> Template:
-        from strata_core.template_sandbox import compile_template
+        from strata_core.tokenizer.sandbox import compile_template
 
         if len(self.source) > MAX_SOURCE:
             raise CheckpointError(

@@ -19,13 +19,13 @@ from datetime import datetime
 from typing import Any
 
 from attrs import frozen
-from jinja2 import Template, nodes
+from jinja2 import Template, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from strata_core.chat_template import TemplateRefusal
+from strata_core.tokenizer.chat_template import TemplateRefusal
 
 SECONDS = 5.0
 MAX_TEXT = 1 << 22
@@ -143,6 +143,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(obj, str) and attr in _BARRED_METHODS:
             return False
         return super().is_safe_attribute(obj, attr, value)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """An attribute that may not be read ends the template instead of showing as nothing."""
+        raise SecurityError(f"it reads the attribute {attribute!r} of a {type(obj).__name__}")
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         bound = getattr(obj, "__wrapped__", obj)  # Jinja wraps str.format

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from strata_core.chat_template import ChatTemplate, NoChatTemplate
 from strata_core.checkpoint.config_json import Config
-from strata_core.checkpoint.gguf_tokenizer import no_tokenizer_file, rebuild_tokenizer
-from strata_core.checkpoint.mapping import read_json, read_small
+from strata_core.checkpoint.mapping import exists, read_json, read_small
 from strata_core.errors import CheckpointError, UsageError
-from strata_core.text_stream import TextStream
+from strata_core.tokenizer.chat_template import ChatTemplate, NoChatTemplate
+from strata_core.tokenizer.rebuild import Rebuilt, no_tokenizer_file, rebuild_tokenizer
+from strata_core.tokenizer.stream import TextStream
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
     from strata_core.checkpoint.open import Checkpoint
 
-__all__ = ["NoChatTemplate", "TextStream", "Tokenizer", "open_tokenizer"]
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
@@ -32,8 +31,9 @@ class Tokenizer:
     """The vocabulary of a model and what is done with it. Immutable; any thread may use it.
 
     `size` is the number of tokens it knows, `limit` that of the model's embedding rows; `bos` and
-    `eos` are the ids that begin and that end a text (more than one may end it). `special` ids are
-    control tokens: they are found in prompts, and not shown in text.
+    `eos` are the ids that begin and that end a text. `eos` holds at least the checkpoint's
+    `hyper.eos`: GGUF files name few of the tokens that end a text, the others are known by their
+    names. `special` ids are control tokens: they are found in prompts, and not shown in text.
     """
 
     size: int
@@ -148,15 +148,15 @@ def _from_gguf(checkpoint: Checkpoint) -> Tokenizer | None:
     template = metadata.text("tokenizer.chat_template", "")
     names = {"bos_token": rebuilt.bos, "eos_token": rebuilt.eos}
     chat = ChatTemplate(source, template, names) if template else None
-    return _wrap(checkpoint, rebuilt.backend, source, chat, rebuilt.before, rebuilt.after)
+    return _wrap(checkpoint, rebuilt.backend, source, chat, rebuilt)
 
 
 def _from_folder(checkpoint: Checkpoint) -> Tokenizer | None:
     folder = checkpoint.path
     path = folder / "tokenizer.json"
-    if not path.exists():
+    if not exists(path):
         for other in ("tokenizer.model", "vocab.json", "tiktoken.model"):
-            if (folder / other).exists():
+            if exists(folder / other):
                 raise no_tokenizer_file(str(folder), other)
         return None
     from tokenizers import Tokenizer as Backend
@@ -174,13 +174,13 @@ def _from_folder(checkpoint: Checkpoint) -> Tokenizer | None:
     # A prompt is one text of any length, whatever the file says about batches.
     backend.no_truncation()
     backend.no_padding()
-    return _wrap(checkpoint, backend, str(path), _folder_template(checkpoint), (), ())
+    return _wrap(checkpoint, backend, str(path), _folder_template(checkpoint), None)
 
 
 def _folder_template(checkpoint: Checkpoint) -> ChatTemplate | None:
     folder = checkpoint.path
     settings = folder / "tokenizer_config.json"
-    config = Config(settings, read_json(settings) if settings.exists() else {})
+    config = Config(settings, read_json(settings) if exists(settings) else {})
     names = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         _, value = config.get(name)
@@ -188,7 +188,7 @@ def _folder_template(checkpoint: Checkpoint) -> ChatTemplate | None:
             value = value.get("content")
         names[name] = value if isinstance(value, str) else ""
     own = folder / "chat_template.jinja"
-    if own.exists():
+    if exists(own):
         try:
             return ChatTemplate(str(own), read_small(own, 1 << 24).decode(), names)
         except UnicodeDecodeError as error:
@@ -211,20 +211,20 @@ def _wrap(
     backend: Backend,
     source: str,
     chat: ChatTemplate | None,
-    before: tuple[int, ...],
-    after: tuple[int, ...],
+    rebuilt: Rebuilt | None,
 ) -> Tokenizer:
+    """The record; a tokenizer.json's own post-processor adds what goes around a prompt."""
     added = backend.get_added_tokens_decoder()
     to_bytes, strip = _byte_rule(backend, source)
     return Tokenizer(
         size=backend.get_vocab_size(with_added_tokens=True),
         limit=checkpoint.hyper.vocabulary,
         bos=checkpoint.hyper.bos,
-        eos=checkpoint.hyper.eos,
+        eos=tuple(dict.fromkeys((*checkpoint.hyper.eos, *(rebuilt.ends if rebuilt else ())))),
         special=frozenset(i for i, token in added.items() if token.special),
         backend=backend,
-        before=before,
-        after=after,
+        before=rebuilt.before if rebuilt else (),
+        after=rebuilt.after if rebuilt else (),
         to_bytes=to_bytes,
         strip_first_space=strip,
         chat=chat,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from strata_core.checkpoint.gguf_header import printable
 from strata_core.checkpoint.gguf_metadata import Metadata
+from strata_core.checkpoint.shown import printable
 from strata_core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -25,6 +25,14 @@ MAX_TOKEN = 4096
 
 # Token types of GGUF (tokenizer.ggml.token_type).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+# Names that end a text or a turn in published vocabularies.
+_ENDS = frozenset(
+    (
+        *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"),
+        *("<end_of_turn>", "<EOT>", "</s>"),
+    )
+)
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -95,7 +103,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 class Rebuilt:
     """A tokenizer from metadata: the library's object, and which ids go around a prompt.
 
-    `bos` and `eos` are the texts of those tokens, "" where the file names none.
+    `bos` and `eos` are the texts of those tokens, "" where the file names none. `ends` are control
+    tokens that by their names end a text or a turn; files often name only one of them by key.
     """
 
     backend: Backend
@@ -103,6 +112,7 @@ class Rebuilt:
     after: tuple[int, ...]
     bos: str
     eos: str
+    ends: tuple[int, ...]
 
 
 def rebuild_tokenizer(metadata: Metadata) -> Rebuilt | None:
@@ -129,6 +139,7 @@ def rebuild_tokenizer(metadata: Metadata) -> Rebuilt | None:
         _around(metadata, "eos", eos, False),
         "" if bos is None else tokens[bos],
         "" if eos is None else tokens[eos],
+        tuple(int(i) for i in np.flatnonzero(kinds == CONTROL) if tokens[i] in _ENDS),
     )
 
 
