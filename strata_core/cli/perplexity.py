@@ -7,7 +7,7 @@ import time
 import click
 
 from strata_core.cli.command import Invocation, command, model_argument
-from strata_core.cli.loading import chosen, degradation_lines, facts, loaded
+from strata_core.cli.loading import chosen, facts, loaded, notes
 from strata_core.cli.numbers import whole
 from strata_core.cli.prompt import read_text
 from strata_core.errors import UsageError
@@ -82,5 +82,5 @@ def command_object(invocation: Invocation, model: str, text_file: str, context: 
             }
         )
         console.note(f"{len(ids) / took:.1f} tokens/s; {chosen(running.selections)}")
-        for line in degradation_lines(running.degradations):
+        for line in notes(running):
             console.note(line)

@@ -127,6 +127,7 @@ class Request:
     ignore_eos: bool
     token_ids: list[int] = field(factory=list)
     text: str = ""
+    prompt_tokens: int | None = None
     finished: Finished | None = None
     interrupted: bool = False
 
@@ -179,6 +180,7 @@ class Request:
         from strata_core.engine.messages import Finished, PromptProgress, Token
 
         if isinstance(event, PromptProgress):
+            self.prompt_tokens = event.total
             progress.reach("prompt", event.done, event.total, "tokens")
         elif isinstance(event, Token):
             progress.close()
