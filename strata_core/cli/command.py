@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
-from attrs import frozen
+from attrs import define
 
 from strata_core.cli.console import Console
 from strata_core.config import Settings, resolve
@@ -22,17 +22,20 @@ SECTIONS: dict[Group, str] = {
 COMMON = "Common"
 
 
-@frozen
+@define
 class Invocation:
     """One call of a command: where it writes, and the settings flags that were given."""
 
     console: Console
     flags: dict[str, Any]
     config: str | None
+    _settings: Settings | None = None
 
     def settings(self) -> Settings:
-        """The settings in force. Raises UsageError."""
-        return resolve(self.flags, file=self.config)
+        """The settings in force. Raises UsageError, for a checked command before its body runs."""
+        if self._settings is None:
+            self._settings = resolve(self.flags, file=self.config)
+        return self._settings
 
 
 Body = Callable[..., int | None]
@@ -73,12 +76,16 @@ class Command(click.Command):
 
 
 def command(
-    name: str, parameters: Sequence[click.Parameter] = (), groups: Sequence[Group] = ()
+    name: str,
+    parameters: Sequence[click.Parameter] = (),
+    groups: Sequence[Group] = (),
+    *,
+    checked: bool = True,
 ) -> Callable[[Body], click.Command]:
     """Make a function the body of `strata NAME`.
 
     It is called as `body(invocation, **parameters)` and returns an exit code, None for 0. Its
-    docstring is the command's help.
+    docstring is the command's help. A `checked` command does nothing where a setting is wrong.
     """
 
     def wrap(body: Body) -> click.Command:
@@ -89,6 +96,8 @@ def command(
             console = Console(json=given.pop("json_document"), quiet=given.pop("quiet"))
             given.pop("debug")
             invocation = Invocation(console, flags, given.pop("config"))
+            if checked:
+                invocation.settings()
             return body(invocation, **given) or 0
 
         return Command(

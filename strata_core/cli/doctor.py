@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from strata_core.machine import Machine
 
 
-@command("doctor", groups=LOADING)
+@command("doctor", groups=LOADING, checked=False)
 def command_object(invocation: Invocation) -> int:
     """Report this machine's facts, the settings with their origins, and what is wrong.
 

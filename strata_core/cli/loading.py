@@ -20,12 +20,11 @@ LANES = ("hit", "pcie", "cpu", "helper", "file")
 @contextmanager
 def loaded(invocation: Invocation, name: str) -> Iterator[Model]:
     """The model that MODEL names, loaded with the settings in force, with progress shown."""
-    settings = invocation.settings()
     from strata_core.api import load
 
     progress = invocation.console.progress()
     try:
-        model = load(name, settings=settings, progress=progress)
+        model = load(name, settings=invocation.settings(), progress=progress)
     finally:
         progress.close()
     with model:

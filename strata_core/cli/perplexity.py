@@ -40,8 +40,8 @@ def command_object(invocation: Invocation, model: str, text_file: str, context: 
     """Measure how well MODEL predicts a text.
 
     The text is cut into windows of N tokens that do not overlap. The result is the mean negative
-    log-likelihood of the tokens 2 to N of each window, and its exponential, the perplexity. A last
-    window of less than two tokens is left out.
+    log-likelihood of the tokens 2 to N of each window, and its exponential, the perplexity. Tokens
+    at the end that fill no window are left out; a text shorter than N is one window.
     """
     text = read_text(text_file, "--text")
     console = invocation.console

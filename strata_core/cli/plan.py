@@ -36,12 +36,11 @@ def command_object(invocation: Invocation, model: str, machine_file: str | None)
     Nothing is loaded. Leaves with exit code 1 where the model does not fit; then it says what is
     missing, and what would fit.
     """
-    settings = invocation.settings()
     machine = read_machine_file(machine_file) if machine_file is not None else None
     from strata_core.api import make_plan
     from strata_core.plan.explain import explain
 
-    plan = make_plan(model, settings, machine)
+    plan = make_plan(model, invocation.settings(), machine)
     invocation.console.document({"model": model, **plan.as_json()})
     invocation.console.line(explain(plan))
     return 0 if plan.fits else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,13 @@ class TerminalProgress:
             idle = not self._pieces
         if idle:
             self.begin(label, total, unit)
-        self.advance(moved - self._pieces[-1].moved)
+        self.advance(moved - self.moved)
+
+    @property
+    def moved(self) -> int:
+        """How much of the piece of work that began last has been moved; 0 without one."""
+        with self._lock:
+            return self._pieces[-1].moved if self._pieces else 0
 
     def done(self) -> None:
         """The piece of work that began last has ended."""
@@ -132,4 +139,4 @@ def _display() -> Progress:
         TextColumn("{task.fields[rate]}", markup=False),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=Console(file=sys.stderr), transient=True)

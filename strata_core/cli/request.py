@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -155,15 +157,16 @@ class Request:
     ) -> None:
         """Take every event; `show` gets each token's id and text, and None with a last text.
 
-        Ctrl-C cancels the request and sets `interrupted`; the next Ctrl-C kills the process.
-        The iterator is closed whatever happens, which cancels what is still running.
+        The first Ctrl-C cancels the request, waits for the round that runs, and sets
+        `interrupted`; the next one kills the process. The iterator is closed whatever happens,
+        which cancels what is still running.
         """
         try:
-            for event in events:
-                self._take(event, show, progress)
+            with _interrupts():
+                for event in events:
+                    self._take(event, show, progress)
         except KeyboardInterrupt:
             self.interrupted = True
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
         finally:
             progress.close()
             close = getattr(events, "close", None)
@@ -186,3 +189,26 @@ class Request:
             self.finished = event
             # What was held back, because it might have begun a stop text, is shown at the end.
             show(None, event.text.removeprefix(self.text))
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Let the first Ctrl-C raise KeyboardInterrupt and any later one kill the process.
+
+    After a first Ctrl-C it stays that way: what is left to do then is to clean up.
+    """
+
+    def first(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        signal.signal(signal.SIGINT, before)
+        raise
+    else:
+        signal.signal(signal.SIGINT, before)
