@@ -28,6 +28,7 @@ from strata_core.interfaces import (
 from strata_core.plugins.catalogue import Broken, Offer
 
 AUTO = "auto"
+_SHOWN = "`strata plugins` lists what there is"
 
 
 @frozen
@@ -86,7 +87,8 @@ def select_allocator(
         for offer in offers
         if backend not in offer.record.serves
     }
-    choice = _Choice("allocator", _sorted(offers), _sorted_broken(broken), probes, others)
+    wanted = f"allocator that serves {backend}"
+    choice = _Choice("allocator", _sorted(offers), _sorted_broken(broken), probes, others, wanted)
     return choice.named(request) if request != AUTO else choice.automatic()
 
 
@@ -128,13 +130,18 @@ def chosen(result: Selection | SelectionError) -> Selection:
 
 @frozen
 class _Choice:
-    """One role's offers, sorted by name. `unfit` gives reasons of records that cannot be asked."""
+    """One role's offers, sorted by name.
+
+    `unfit` gives the reasons of records that are out of the question, `wanted` the words for what
+    is sought, where the role alone does not say it.
+    """
 
     role: Role
     offers: tuple[Offer[Record], ...]
     broken: tuple[Broken, ...]
     probes: Mapping[str, Probe]
     unfit: Mapping[str, str] = field(factory=dict)
+    wanted: str = ""
 
     @property
     def flag(self) -> str:
@@ -232,10 +239,9 @@ class _Choice:
             notice = f"{self.role} {left[0].name}, the fallback: {found}"
             return self._selection(left[0], f"the fallback: {found}", others, notice)
         return SelectionError(
-            f"no {self.role} can be used on this machine",
+            f"no {self.wanted or self.role} can be used on this machine",
             _listed(why_not) if why_not else f"no {self.role} is installed",
-            self._hints()
-            or "install a plugin that offers one; `strata plugins` lists what there is",
+            self._hints() or f"install a plugin that offers one; {_SHOWN}",
         )
 
     def _several(self, offers: Sequence[Offer[Record]], why: str) -> SelectionError:
@@ -261,7 +267,7 @@ class _Choice:
             why += f"; plugins that did not load: {'; '.join(failed)}"
         close = difflib.get_close_matches(request, [*names, AUTO], n=1)
         guess = f"did you mean {self.flag} {close[0]}? " if close else ""
-        way = "a plugin that is not installed may offer it: `strata plugins` lists what there is"
+        way = f"a plugin that is not installed may offer it; {_SHOWN}"
         return SelectionError(f"there is no {self.role} {request!r}", why, guess + way)
 
     def _nobody_reads(self, form: str, claiming: Mapping[str, bool | str]) -> SelectionError:

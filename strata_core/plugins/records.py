@@ -40,15 +40,14 @@ def check_result(hook: str, result: object) -> list[Record]:
         close = getattr(result, "close", None)
         if callable(close) and type(result).__name__ in ("generator", "coroutine"):
             close()
-        raise Unsound(f"{hook} returned {_a(result)} instead of a list of {kind.__name__}")
+        raise Unsound(f"{hook} returned {_a(result)}, not a list of {kind.__name__}")
     for index, item in enumerate(result):
+        place = f"item {index} of {hook}"
         if not isinstance(item, kind):
-            raise Unsound(
-                f"{hook} returned a list whose item {index} is {_a(item)}, not a {kind.__name__}"
-            )
+            raise Unsound(f"{place} is {_a(item)}, not a {kind.__name__}")
         problem = _problem(item)
         if problem:
-            raise Unsound(f"{hook}, item {index} (name {item.name!r}): {problem}")
+            raise Unsound(f"{place}, named {item.name!r}: {problem}")
     return result
 
 
