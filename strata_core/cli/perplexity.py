@@ -54,13 +54,10 @@ def command_object(invocation: Invocation, model: str, text_file: str, context: 
             )
         ids = running.tokenizer.encode(text)
         progress = console.progress()
-
-        def on_window(done: int, total: int) -> None:
-            progress.reach("perplexity", done, total, "windows")
-
+        progress.begin("perplexity", 0, "windows")
         started = time.perf_counter()
         try:
-            result = running.perplexity(ids, context, on_window=on_window)
+            result = running.perplexity(ids, context, on_window=progress.reach)
         finally:
             progress.close()
         took = time.perf_counter() - started

@@ -162,6 +162,7 @@ class Request:
         `interrupted`; the next one kills the process. The iterator is closed whatever happens,
         which cancels what is still running.
         """
+        progress.begin("prompt", 0, "tokens")
         try:
             with _interrupts():
                 for event in events:
@@ -181,7 +182,7 @@ class Request:
 
         if isinstance(event, PromptProgress):
             self.prompt_tokens = event.total
-            progress.reach("prompt", event.done, event.total, "tokens")
+            progress.reach(event.done, event.total)
         elif isinstance(event, Token):
             progress.close()
             self.token_ids.append(event.id)
