@@ -78,11 +78,19 @@ def flush() -> None:
 
 def discard_output() -> None:
     """Let what stdout still holds go nowhere: its reader is gone, and exit would flush it."""
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device, not a file
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device, not a file
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _write(text: str) -> None:
+    if sys.stdout is None:
+        if not text:
+            return
+        raise StrataError(
+            "the output cannot be written",
+            "stdout is closed",
+            "send the output somewhere, e.g. to a file",
+        )
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -98,6 +106,8 @@ def _write(text: str) -> None:
 
 
 def _write_error(text: str) -> None:
+    if sys.stderr is None:
+        return
     try:
         sys.stderr.write(text)
         sys.stderr.flush()

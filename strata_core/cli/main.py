@@ -154,6 +154,8 @@ def _fail(error: StrataError, args: Sequence[str], code: int) -> int:
         print_error(error, json_wanted="--json" in args)
     except ReaderGone:
         discard_output()
+    except StrataError as unwritten:
+        print_error(unwritten, json_wanted=False)
     return code
 
 
