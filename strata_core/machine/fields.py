@@ -95,9 +95,9 @@ def _cores(value: object) -> float:
 
 
 def _wsl(value: object) -> int:
-    if isinstance(value, bool) or value not in (1, 2):
+    if isinstance(value, bool) or not isinstance(value, int) or value not in (1, 2):
         raise _Wrong("1, 2 or null", value)
-    return int(str(value))
+    return value
 
 
 def _pci_id(value: object) -> str:
