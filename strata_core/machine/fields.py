@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -89,7 +88,7 @@ def _page_size(value: object) -> int:
 def _cores(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Wrong("a number of cores", value)
-    if not math.isfinite(value) or value <= 0:
+    if not 0 < value < 2**63:
         raise _Wrong("a number of cores above 0", value)
     return float(value)
 

@@ -1,154 +1,180 @@
-"""Windows and macOS facts from stand-ins of the libraries and commands that are asked."""
+"""Windows and macOS through stand-ins for their system libraries and commands."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
-from strata_core.machine import Adapter, macos, windows
-
-GIB = 1 << 30
-
-
-class Function:
-    """A library's function: called as given, and with the `restype` that ctypes lets one set."""
-
-    def __init__(self, body) -> None:
-        self.body = body
-        self.restype = None
-
-    def __call__(self, *arguments):
-        return self.body(*arguments)
-
-
-def target(reference):
-    """The object behind ctypes.byref."""
-    return reference._obj
+import strata_core.machine as package
+from strata_core.machine import Adapter, Machine
+from strata_core.machine import macos as mac
+from strata_core.machine import windows as win
 
 
 class Kernel32:
-    """A Windows with 4 processors on 2 cores, 3 of them allowed, AVX2 and 64 GiB."""
+    """kernel32.dll of a PC with 4 cores of 2 processors each, of which 6 may be used."""
+
+    mask = 0b00111111
+    refuse = False
 
     def __init__(self) -> None:
-        self.GetCurrentProcess = Function(lambda: 2**64 - 1)
-        self.GetProcessAffinityMask = Function(self._affinity)
-        self.GlobalMemoryStatusEx = Function(self._memory)
-        self.GetLogicalProcessorInformation = Function(self._processors)
-        self.IsProcessorFeaturePresent = Function(lambda number: number in (38, 39, 40))
+        self.GetCurrentProcess = lambda: None
+        self.GetCurrentProcess = SimpleFunction(lambda: (1 << 64) - 1)
 
-    def _affinity(self, handle, process, system):
-        assert handle.value == 2**64 - 1
-        target(process).value = 0b0111
-        target(system).value = 0b1111
-        return 1
+    def GlobalMemoryStatusEx(self, status):
+        status = status._obj
+        assert status.length == 64
+        status.total, status.available = 32 << 30, 20 << 30
+        return not self.refuse
 
-    def _memory(self, status):
-        assert target(status).length == 64
-        target(status).total = 64 * GIB
-        target(status).available = 50 * GIB
-        return 1
+    def GetProcessAffinityMask(self, handle, process, system):
+        assert handle.value == (1 << 64) - 1, "a pseudo handle is as wide as a pointer"
+        process._obj.value, system._obj.value = self.mask, 0xFF
+        return not self.refuse
 
-    def _processors(self, table, nbytes):
-        entries = [(0b0011, 0), (0b1100, 0), (0b1111, 2), (0b1111, 3)]
-        size = ctypes.sizeof(windows._ProcessorRelation)
-        if table is None:
-            target(nbytes).value = len(entries) * size
+    def GetLogicalProcessorInformation(self, table, nbytes):
+        masks = [(0b11 << 2 * core, 0) for core in range(4)] + [(0xFF, 1), (0xFF, 3)]
+        size = ctypes.sizeof(win._ProcessorRelation)
+        if self.refuse:
             return 0
-        for item, (mask, relation) in zip(table, entries, strict=True):
+        if table is None:
+            nbytes._obj.value = size * len(masks)
+            return 0
+        assert nbytes._obj.value == size * len(masks)
+        for item, (mask, relation) in zip(table, masks, strict=True):
             item.mask, item.relation = mask, relation
         return 1
 
-
-def test_windows_answers():
-    kernel32 = Kernel32()
-    assert windows.memory(kernel32) == (64 * GIB, 50 * GIB)
-    assert windows.affinity(kernel32) == 0b0111
-    assert windows.physical_cores(kernel32, 0b0111) == 2
-    assert windows.physical_cores(kernel32, 0b1000) == 1
-    assert windows.physical_cores(kernel32, 0) == 2
-    assert windows.features(kernel32) == ("avx", "avx2", "sse4_2")
+    def IsProcessorFeaturePresent(self, number):
+        return number in (38, 39, 40)
 
 
-def test_windows_refuses():
-    kernel32 = Kernel32()
-    kernel32.GlobalMemoryStatusEx = Function(lambda status: 0)
-    kernel32.GetProcessAffinityMask = Function(lambda *arguments: 0)
-    kernel32.GetLogicalProcessorInformation = Function(lambda table, nbytes: 0)
-    assert windows.memory(kernel32) == (mmap.PAGESIZE, mmap.PAGESIZE)
-    assert windows.affinity(kernel32) == 0
-    assert windows.physical_cores(kernel32, 0) == 0
+class SimpleFunction:
+    """A library's function: callable, and its result type can be set."""
+
+    def __init__(self, call):
+        self.call = call
+        self.restype = ctypes.c_int
+
+    def __call__(self):
+        assert self.restype is ctypes.c_void_p
+        return self.call()
 
 
-def test_windows_lists_each_display_adapter_once():
-    devices = [
-        r"PCI\VEN_10DE&DEV_2684&SUBSYS_00000000&REV_A1",
-        r"PCI\VEN_10DE&DEV_2684&SUBSYS_00000000&REV_A1",
-        "ROOT\\BasicDisplay",
-        r"PCI\VEN_8086&DEV_a780&SUBSYS_1",
-    ]
+class User32:
+    """user32.dll with one card that drives two displays, another vendor's, and a remote one."""
 
-    class User32:
-        @staticmethod
-        def EnumDisplayDevicesW(name, index, device, flags):  # noqa: N802 - Windows' name
-            assert target(device).size == 8 + 416 * ctypes.sizeof(ctypes.c_wchar)
-            if index >= len(devices):
-                return 0
-            target(device).id = devices[index]
-            return 1
+    ids = (
+        r"PCI\VEN_10AB&DEV_2684&SUBSYS_00000000&REV_A1",
+        r"PCI\VEN_10AB&DEV_2684&SUBSYS_00000000&REV_A1",
+        r"PCI\VEN_8086&DEV_a780&SUBSYS_00000000",
+        r"ROOT\BasicRender",
+    )
 
-    found = (Adapter("0x10de", "0x2684"), Adapter("0x8086", "0xa780"))
-    assert windows.adapters(User32) == found
+    def EnumDisplayDevicesW(self, name, index, device, flags):
+        assert (name, flags) == (None, 0)
+        assert device._obj.size == ctypes.sizeof(win._DisplayDevice)
+        if index >= len(self.ids):
+            return 0
+        device._obj.id = self.ids[index]
+        return 1
 
 
-def test_windows_without_its_libraries_gives_what_python_knows(monkeypatch):
-    monkeypatch.delattr(ctypes, "windll", raising=False)
-    machine = windows.read_windows()
-    assert machine.os == "windows"
-    assert machine.adapters is None
+def on_windows(monkeypatch, libraries) -> Machine:
+    monkeypatch.setattr(ctypes, "windll", libraries, raising=False)
+    monkeypatch.setattr(package.sys, "platform", "win32")
+    monkeypatch.setattr(platform, "version", lambda: "10.0.26100")
+    monkeypatch.setattr(platform, "machine", lambda: "AMD64")
+    monkeypatch.setattr(platform, "processor", lambda: "Family 6 Model 183")
+    return package.read_machine()
+
+
+def test_windows(monkeypatch):
+    machine = on_windows(monkeypatch, SimpleNamespace(kernel32=Kernel32(), user32=User32()))
+    assert (machine.os, machine.release, machine.architecture) == (
+        "windows",
+        "10.0.26100",
+        "x86_64",
+    )
+    assert (machine.logical_cores, machine.physical_cores) == (6, 3)
+    assert (machine.ram_installed, machine.ram_available) == (32 << 30, 20 << 30)
+    assert machine.cpu_flags == ("avx", "avx2", "sse4_2")
+    assert machine.adapters == (Adapter("0x10ab", "0x2684"), Adapter("0x8086", "0xa780"))
+    assert (machine.wsl, machine.memlock_limit, machine.cgroup_memory_limit) == (None, None, None)
+    assert Machine.from_json(machine.to_json()) == machine
+
+
+@pytest.mark.parametrize("libraries", [None, SimpleNamespace(), "refusing"])
+def test_windows_that_answers_nothing(monkeypatch, libraries):
+    if libraries == "refusing":
+        kernel32 = Kernel32()
+        kernel32.refuse = True
+        libraries = SimpleNamespace(kernel32=kernel32, user32=None)
+    machine = on_windows(monkeypatch, libraries)
     assert machine.logical_cores >= 1
+    assert machine.physical_cores == machine.logical_cores
+    assert (machine.ram_installed, machine.ram_available) == (mmap.PAGESIZE, mmap.PAGESIZE)
+    assert machine.adapters is None
+    assert Machine.from_json(machine.to_json()) == machine
 
 
-SYSCTL = """hw.memsize: 17179869184
+SYSCTL = """hw.memsize: 34359738368
 hw.physicalcpu: 8
 hw.logicalcpu: 16
-machdep.cpu.brand_string: Example CPU: the big one
-machdep.cpu.features: FPU AVX1.0 SSE4.2
+machdep.cpu.brand_string: A processor: 8 cores
+machdep.cpu.features: FPU SSE4.2 AVX1.0
 machdep.cpu.leaf7_features: AVX2 BMI1
 """
 VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
 Pages free:                               10000.
-Pages active:                            300000.
+Pages active:                            700000.
 Pages inactive:                           20000.
 Pages speculative:                         3000.
 Pages purgeable:                            400.
+"Translation faults":                  12345678.
 """
 
 
-def test_macos_answers():
+def answers(sysctl: str, vm_stat: str):
     def ask(command):
-        return SYSCTL if "sysctl" in command[0] else VM_STAT
+        return {"sysctl": sysctl, "vm_stat": vm_stat}[command[0].rpartition("/")[2]]
 
-    machine = macos.read_macos(ask)
-    assert (machine.os, machine.ram_installed) == ("macos", 16 * GIB)
-    assert machine.ram_available == 33400 * 16384
-    assert (machine.physical_cores, machine.logical_cores) == (8, 16)
-    assert machine.cpu_model == "Example CPU: the big one"
+    return ask
+
+
+def test_macos():
+    machine = mac.read_macos(answers(SYSCTL, VM_STAT))
+    assert machine.os == "macos"
+    assert (machine.logical_cores, machine.physical_cores) == (16, 8)
+    assert machine.ram_installed == 32 << 30
+    assert machine.ram_available == (10000 + 20000 + 3000 + 400) * 16384
+    assert machine.cpu_model == "A processor: 8 cores"
     assert machine.cpu_flags == ("avx", "avx2", "bmi1", "fpu", "sse4.2")
+    assert machine.adapters is None
+    assert Machine.from_json(machine.to_json()) == machine
 
 
-def test_macos_says_nothing():
-    machine = macos.read_macos(lambda command: "")
+@pytest.mark.parametrize(("sysctl", "vm_stat"), [("", ""), ("torn", "page size of no bytes")])
+def test_macos_that_answers_nothing(sysctl, vm_stat):
+    machine = mac.read_macos(answers(sysctl, vm_stat))
+    assert machine.logical_cores >= 1
     assert machine.ram_installed == mmap.PAGESIZE
     assert machine.ram_available == 0
-    assert machine.logical_cores >= 1
 
 
-@pytest.mark.parametrize("command", [["/nonexistent/command"], ["/bin/sh", "-c", "sleep 9"]])
-def test_a_command_that_fails_or_hangs_says_nothing(command, monkeypatch):
-    import subprocess
+def test_macos_is_asked_on_macos(monkeypatch):
+    asked = []
 
-    real = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: real(*a, **{**k, "timeout": 0.1}))
-    assert macos.run(command) == ""
+    def run(command, **options):
+        asked.append(command)
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(package.sys, "platform", "darwin")
+    assert package.read_machine().os == "macos"
+    assert [command[0] for command in asked] == ["/usr/sbin/sysctl", "/usr/bin/vm_stat"]
