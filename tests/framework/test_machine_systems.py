@@ -23,21 +23,20 @@ class Kernel32:
     refuse = False
 
     def __init__(self) -> None:
-        self.GetCurrentProcess = lambda: None
         self.GetCurrentProcess = SimpleFunction(lambda: (1 << 64) - 1)
 
-    def GlobalMemoryStatusEx(self, status):
+    def GlobalMemoryStatusEx(self, status):  # noqa: N802
         status = status._obj
         assert status.length == 64
         status.total, status.available = 32 << 30, 20 << 30
         return not self.refuse
 
-    def GetProcessAffinityMask(self, handle, process, system):
+    def GetProcessAffinityMask(self, handle, process, system):  # noqa: N802
         assert handle.value == (1 << 64) - 1, "a pseudo handle is as wide as a pointer"
         process._obj.value, system._obj.value = self.mask, 0xFF
         return not self.refuse
 
-    def GetLogicalProcessorInformation(self, table, nbytes):
+    def GetLogicalProcessorInformation(self, table, nbytes):  # noqa: N802
         masks = [(0b11 << 2 * core, 0) for core in range(4)] + [(0xFF, 1), (0xFF, 3)]
         size = ctypes.sizeof(win._ProcessorRelation)
         if self.refuse:
@@ -50,7 +49,7 @@ class Kernel32:
             item.mask, item.relation = mask, relation
         return 1
 
-    def IsProcessorFeaturePresent(self, number):
+    def IsProcessorFeaturePresent(self, number):  # noqa: N802
         return number in (38, 39, 40)
 
 
@@ -76,7 +75,7 @@ class User32:
         r"ROOT\BasicRender",
     )
 
-    def EnumDisplayDevicesW(self, name, index, device, flags):
+    def EnumDisplayDevicesW(self, name, index, device, flags):  # noqa: N802
         assert (name, flags) == (None, 0)
         assert device._obj.size == ctypes.sizeof(win._DisplayDevice)
         if index >= len(self.ids):
@@ -154,7 +153,7 @@ def test_macos():
     assert machine.ram_installed == 32 << 30
     assert machine.ram_available == (10000 + 20000 + 3000 + 400) * 16384
     assert machine.cpu_model == "A processor: 8 cores"
-    assert machine.cpu_flags == ("avx", "avx2", "bmi1", "fpu", "sse4.2")
+    assert machine.cpu_flags == ("avx", "avx2", "bmi1", "fpu", "sse4_2")
     assert machine.adapters is None
     assert Machine.from_json(machine.to_json()) == machine
 
