@@ -75,3 +75,24 @@ def test_an_error_takes_the_place_of_its_selection(install, make_machine):
     (broken,) = shown["broken"]
     assert broken["offered"] == [{"role": "backend", "name": "from-the-future"}]
     assert (broken["stage"], broken["trace"]) == ("api", "")
+
+
+def test_a_probe_that_fails_and_a_plugin_that_does_not_load(install, make_machine):
+    entry_points = [*install("bad_probes"), *install("import_error")]
+    shown = report(load_plugins(entry_points, blocked=["nobody"]), make_machine(), "reference")
+    by_name = {item["name"]: item for item in shown["backends"]}
+    assert list(by_name) == sorted(by_name)
+    assert by_name["raising"]["reason"] == "its probe raised ValueError: no such fact"
+    assert by_name["raising"]["hint"] == "tell the authors of strata-dummy-bad-probes 1.2"
+    (broken,) = shown["broken"]
+    assert (broken["stage"], broken["offered"]) == ("import", [])
+    assert broken["trace"].startswith("Traceback")
+    assert shown["blocked"] == [{"name": "nobody", "entry_points": []}]
+
+
+def test_auto_stops_where_a_plugin_did_not_load(install, make_machine):
+    shown = report(load_plugins(install("import_error")), make_machine())
+    error = shown["selections"]["backend"]["error"]
+    assert error["what"].startswith("no backend was chosen, because a plugin")
+    assert error["remedy"].endswith("--backend reference")
+    assert not any(item["selected"] for item in shown["backends"])
