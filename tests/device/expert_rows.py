@@ -12,7 +12,8 @@ from lab import HIDDEN, INNER, LAYERS, TOP, Module, Report, capture, event_times
 from oracle import BLOCK_BYTES, expert, product, random_rows
 
 KINDS = ("Q4K", "Q80", "MX4")
-PAD = {"Q4K": 0, "Q80": 16, "MX4": 16}
+WINDOWS = {"mapped, matrix units": 32, "mapped, matrix units, rows unpadded": 0}
+"""Ways to read a window of 8 tokens through mapped memory, and the padding of a staged row."""
 
 
 def blob_bytes(kind):
@@ -60,9 +61,9 @@ def expert_pass(mod, b, kind, planes, tokens, table, ids, direct=False):
     skip = np.uint64(2 * INNER * wide)
     n, k, f = len(ids), np.int32(HIDDEN), np.int32(INNER)
     up = f"gate_up_{'direct_' if direct else ''}{kind}_p{planes}_t{tokens}"
-    shared = 0 if direct else 64 * (wide + PAD[kind]) + 32
+    shared = 0 if direct else 64 * wide + 32
     mod(up, (INNER // 32, n), (256,), (table, ids, b.q, b.s, b.hq, b.hs, k, f), shared)
-    shared = 64 * (narrow + PAD[kind]) + 32
+    shared = 64 * narrow + 32
     args = (table, ids, b.hq, b.hs, b.y, f, k, skip)
     mod(f"down_{kind}_p{planes}_t{tokens}", (HIDDEN // 64, n), (256,), args, shared)
 
@@ -72,21 +73,21 @@ def split_pass(mod, b, kind, table, ids):
     wide, narrow = row_bytes(kind, HIDDEN), row_bytes(kind, INNER)
     n, k, f = len(ids), np.int32(HIDDEN), np.int32(INNER)
     args = (table, ids, b.q, b.s, b.h, k, f)
-    mod(f"gate_up_h_{kind}_p2", (INNER // 16, n), (128,), args, 32 * (wide + PAD[kind]) + 32)
+    mod(f"gate_up_h_{kind}_p2", (INNER // 16, n), (128,), args, 32 * wide + 32)
     args = (table, ids, b.h, b.y, f, k, np.uint64(2 * INNER * wide))
-    shared = 64 * (narrow + PAD[kind]) + 32 + 2 * INNER + INNER // 32 * 8
+    shared = 64 * narrow + 32 + 2 * INNER + INNER // 32 * 8
     mod(f"down_h_{kind}_p2", (HIDDEN // 64, n), (256,), args, shared)
 
 
-def window8_pass(mod, b, planes, table, ids):
+def window8_pass(mod, b, planes, table, ids, pad=32):
     """The same for a window of 8 tokens on matrix units (Q4_K)."""
     wide, narrow = row_bytes("Q4K", HIDDEN), row_bytes("Q4K", INNER)
     skip = np.uint64(2 * INNER * wide)
     n, k, f = len(ids), np.int32(HIDDEN), np.int32(INNER)
     args = (table, ids, b.q, b.s, b.hq, b.hs, k, f)
-    mod(f"gate_up8_A4K_p{planes}", (INNER // 32, n), (256,), args, 64 * (wide + 32))
+    mod(f"gate_up8_A4K_p{planes}", (INNER // 32, n), (256,), args, 64 * (wide + pad))
     args = (table, ids, b.hq, b.hs, b.y, f, k, skip)
-    mod(f"down8_A4K_p{planes}", (HIDDEN // 64, n), (256,), args, 64 * (narrow + 32))
+    mod(f"down8_A4K_p{planes}", (HIDDEN // 64, n), (256,), args, 64 * (narrow + pad))
 
 
 def same(a, b):
@@ -207,7 +208,7 @@ def measure_vram(rows, matrix, pool, b, kind, stream, report, rng):
             report.add(kind, f"VRAM, {label}", how, planes, tokens, spread(rate))
 
 
-def measure_host(rows, pool, b, kind, stream, report, rng):
+def measure_host(rows, matrices, pool, b, kind, stream, report, rng):
     import cupy as cp
     from cupy.cuda import runtime
 
@@ -215,7 +216,7 @@ def measure_host(rows, pool, b, kind, stream, report, rng):
     at_slots = cp.asarray(np.array([slots[i].data.ptr for i in range(TOP)], np.uint64))
     first = cp.arange(TOP, dtype=cp.int32)
     hows = ["mapped, staged", "mapped, h as floats", "DMA then staged"]
-    hows += ["mapped, in place"] if kind == "Q4K" else []
+    hows += ["mapped, in place", *WINDOWS] if kind == "Q4K" else []
     for tokens in (1, 4, 8):
         for top in (1, 2, 4, 8):
             if tokens > 1 and top != 8:
@@ -223,13 +224,19 @@ def measure_host(rows, pool, b, kind, stream, report, rng):
             for how in hows:
                 if tokens > 1 and how in ("mapped, in place", "mapped, h as floats"):
                     continue
+                if how in WINDOWS and tokens != 8:
+                    continue
                 with stream:
-                    quantise(rows, b, kind, 2, tokens)
+                    quantise(rows, b, kind, 2, tokens, fragments=how in WINDOWS)
                 picks = [rng.permutation(pool.count)[:top].astype(np.int32) for _ in range(8)]
                 device = [cp.asarray(p) for p in picks]
 
                 def work(how=how, top=top, tokens=tokens, picks=picks, device=device):
                     for ids, here in zip(device, picks, strict=True):
+                        if how in WINDOWS:
+                            pad = WINDOWS[how]
+                            window8_pass(matrices[pad], b, 2, pool.in_host, ids, pad)
+                            continue
                         if how == "mapped, h as floats":
                             split_pass(rows, b, kind, pool.in_host, ids)
                             continue
@@ -257,12 +264,14 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--out")
     ap.add_argument("--binaries")
-    ap.add_argument("--padless", action="store_true", help="staged rows without padding")
     ap.add_argument("--check-only", action="store_true")
     ap.add_argument("--kinds", nargs="*", default=KINDS)
     a = ap.parse_args()
-    rows = Module("rows.cu", ("PADLESS",) if a.padless else (), a.binaries)
-    matrix = Module("matrix.cu", binaries=a.binaries)
+    rows = Module("rows.cu", binaries=a.binaries)
+    matrices = {
+        pad: Module("matrix.cu", (f"MATRIX_PAD={pad}",), a.binaries) for pad in WINDOWS.values()
+    }
+    matrix = matrices[32]
     for kind in a.kinds:
         for planes in (1, 2):
             wrong = check(rows, matrix, kind, planes)
@@ -279,7 +288,7 @@ def main():
         b = Buffers(rng, 64)
         stream = cp.cuda.Stream(non_blocking=True)
         measure_vram(rows, matrix, pool, b, kind, stream, report, rng)
-        measure_host(rows, pool, b, kind, stream, report, rng)
+        measure_host(rows, matrices, pool, b, kind, stream, report, rng)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,10 @@ DEV void mma(int* c, const int* a, const int* b, const int* from) {
 #endif
 }
 
+#ifndef MATRIX_PAD
+#define MATRIX_PAD 32  // Q4_K rows: 8 rows of a fragment in different banks
+#endif
+
 // What a row contributes at one block: d and the scales as exact floats, off = -MAGIC_F * sc.
 struct RowScale {
   float d, m, sc, mn, off;
@@ -20,7 +24,7 @@ struct RowScale {
 // The A operand: k slots are a permutation of a block's elements (exact sums do not mind): lane t
 // of a quad holds elements 8t..8t+7 of row g (a0, a2) and of row g+8 (a1, a3).
 struct A4K {
-  static const int SB = 144, PAD = 32;
+  static const int SB = 144, PAD = MATRIX_PAD;
   static const bool MINS = true, SCALED = true;
   DEV static void load(const u8* row, int b, int t, int& w0, int& w1) {
     const uint2 q = *(const uint2*)(row + (b >> 3) * SB + 16 + ((b & 7) >> 1) * 32 + t * 8);

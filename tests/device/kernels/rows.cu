@@ -24,12 +24,12 @@ DEV void gate_up(const u64* tab, const int* ids, const int4* xq, const float2* x
   const u8* blob = (const u8*)tab[ids[k]];
   const u8 *pg = blob + (size_t)row * rb, *pu = blob + (size_t)(F + row) * rb;
   if (STAGE) {
-    u8* mine = smem + warp * 8 * (rb + W::PAD);
-    int st = stage_rows<W::PAD, 4>(mine, pg, rb, lane);
-    stage_rows<W::PAD, 4>(mine + 4 * st, pu, rb, lane);
+    u8* mine = smem + warp * 8 * rb;
+    stage_rows(mine, pg, 4 * rb, lane);
+    stage_rows(mine + 4 * rb, pu, 4 * rb, lane);
     copies_done();
-    pg = mine + g * st;
-    pu = mine + (4 + g) * st;
+    pg = mine + g * rb;
+    pu = mine + (4 + g) * rb;
   } else {
     pg += g * rb;
     pu += g * rb;
@@ -76,11 +76,11 @@ DEV void plain_rows(const u8* base, const int4* xq, const float2* xs, float* y, 
     depend();
     return;
   }
-  u8* mine = smem + warp * 4 * R * (rb + W::PAD);
-  int st = stage_rows<W::PAD, 4 * R>(mine, base + (size_t)row * rb, rb, lane);
+  u8* mine = smem + warp * 4 * R * rb;
+  stage_rows(mine, base + (size_t)row * rb, 4 * R * rb, lane);
   depend();
   copies_done();
-  const u8* p = mine + g * R * st;
+  const u8* p = mine + g * R * rb;
   float acc[R][T];
 #pragma unroll
   for (int i = 0; i < R * T; i++) acc[i / T][i % T] = 0.f;
@@ -88,7 +88,7 @@ DEV void plain_rows(const u8* base, const int4* xq, const float2* xs, float* y, 
   for (int sb = 0; sb < nsb; sb++) {
     Frag f[R];
 #pragma unroll
-    for (int r = 0; r < R; r++) W::load(p + r * st, sb, j, f[r]);
+    for (int r = 0; r < R; r++) W::load(p + r * rb, sb, j, f[r]);
 #pragma unroll
     for (int t = 0; t < T; t++) {
       int x[8 * P];
@@ -126,11 +126,11 @@ DEV void gate_up_h(const u64* tab, const int* ids, const int4* xq, const float2*
   int nsb = K >> 8, rb = nsb * W::SB, row = blockIdx.x * 16 + warp * 4, k = blockIdx.y;
   depend();
   const u8* blob = (const u8*)tab[ids[k]];
-  u8* mine = smem + warp * 8 * (rb + W::PAD);
-  int st = stage_rows<W::PAD, 4>(mine, blob + (size_t)row * rb, rb, lane);
-  stage_rows<W::PAD, 4>(mine + 4 * st, blob + (size_t)(F + row) * rb, rb, lane);
+  u8* mine = smem + warp * 8 * rb;
+  stage_rows(mine, blob + (size_t)row * rb, 4 * rb, lane);
+  stage_rows(mine + 4 * rb, blob + (size_t)(F + row) * rb, 4 * rb, lane);
   copies_done();
-  const u8 *pg = mine + g * st, *pu = mine + (4 + g) * st;
+  const u8 *pg = mine + g * rb, *pu = mine + (4 + g) * rb;
   float ag = 0.f, au = 0.f;
 #pragma unroll 4
   for (int sb = 0; sb < nsb; sb++) {
@@ -153,17 +153,17 @@ DEV void down_h(const u64* tab, const int* ids, const float* h, float* y, int F,
   extern __shared__ __align__(16) u8 smem[];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 3, j = lane & 7;
   int nsb = F >> 8, rb = nsb * W::SB, k = blockIdx.y, row = (blockIdx.x * 8 + warp) * 8;
-  u8* q = smem + 64 * (rb + W::PAD);
+  u8* q = smem + 64 * rb;
   float2* s = (float2*)(q + F * P);
-  u8* mine = smem + warp * 8 * (rb + W::PAD);
+  u8* mine = smem + warp * 8 * rb;
   const u8* from = (const u8*)tab[ids[k]] + skip + (size_t)row * rb;
-  int st = stage_rows<W::PAD, 8>(mine, from, rb, lane);
+  stage_rows(mine, from, 8 * rb, lane);
   depend();
   for (int b = warp; b < F / 32; b += 8)
     store_stripe<P>(q, s, b, lane, h[(size_t)k * F + b * 32 + lane], W::ORDER);
   copies_done();
   __syncthreads();
-  const u8* p = mine + g * 2 * st;
+  const u8* p = mine + g * 2 * rb;
   float acc[2] = {0.f, 0.f};
   for (int sb = 0; sb < nsb; sb++) {
     int x[8 * P];
@@ -173,7 +173,7 @@ DEV void down_h(const u64* tab, const int* ids, const float* h, float* y, int F,
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       Frag f;
-      W::load(p + r * st, sb, j, f);
+      W::load(p + r * rb, sb, j, f);
       acc[r] = block_step<W, P>(f, x, d, acc[r]);
     }
   }
