@@ -62,13 +62,16 @@ def sample(logits: Floats, sampling: Sampling, history: Sequence[int], position:
     if np.isnan(logits).any() or not np.isfinite(logits.max()):
         raise EngineError(
             f"the logits of position {position} are not finite",
-            "a weight or an activation overflowed or the file is damaged",
-            "check the model file with `strata inspect`",
+            "a weight or an activation overflowed, or the file is damaged",
+            "compare the model file's checksum with its source, or use another model",
         )
     scores = _penalised(logits, sampling, history)
     if sampling.temperature == 0:
         return int(scores.argmax())
-    kept, weights = _filtered(scores.astype(np.float64) / sampling.temperature, sampling)
+    # The largest becomes 0 first, so that no temperature, however small, overflows it.
+    relative = scores.astype(np.float64) - float(scores.max())
+    with np.errstate(over="ignore"):
+        kept, weights = _filtered(relative / sampling.temperature, sampling)
     point = uniform(sampling.seed, position) * weights.sum()
     return int(kept[min(int(np.searchsorted(weights.cumsum(), point, "right")), len(kept) - 1)])
 
@@ -93,11 +96,14 @@ def _penalised(logits: Floats, sampling: Sampling, history: Sequence[int]) -> Fl
 def _filtered(
     scores: NDArray[np.float64], sampling: Sampling
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Ids kept by the filters, likeliest first (ties: lowest id first), with their weights."""
+    """Ids kept by the filters, likeliest first (ties: lowest id first), with their weights.
+
+    `scores` are at most 0, the largest is 0.
+    """
     order = np.argsort(-scores, kind="stable")
     if sampling.top_k:
         order = order[: sampling.top_k]
-    weights = np.exp(scores[order] - scores[order[0]])
+    weights = np.exp(scores[order])
     if sampling.top_p < 1:
         share = weights.cumsum() / weights.sum()
         keep = int(np.searchsorted(share, sampling.top_p, "left")) + 1

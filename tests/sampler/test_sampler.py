@@ -41,6 +41,14 @@ def test_temperature_sharpens() -> None:
     assert cold[0] > warm[0] > warm[1]
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-30, 1e300])
+@pytest.mark.parametrize("more", [{}, {"min_p": 0.1}, {"top_p": 0.5}, {"top_k": 2}])
+def test_any_temperature_gives_a_token(temperature: float, more: dict[str, float]) -> None:
+    logits = np.array([1.0, 3.0, 2.0], np.float32)
+    drawn = {sample(logits, Sampling(temperature=temperature, **more), (), p) for p in range(50)}
+    assert drawn == {1} if temperature < 1 else drawn <= {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     ("sampling", "kept"),
     [
