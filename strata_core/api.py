@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -239,12 +239,12 @@ def _prepared(
 
 
 def _dump(path: Path, logits: NDArray[np.float32]) -> None:
+    """Write one row of logits; where that fails, what was at `path` may be incomplete."""
+    content = BytesIO()
+    np.save(content, logits)
     try:
-        with path.open("wb") as file:
-            np.save(file, logits)
+        path.write_bytes(content.getvalue())
     except OSError as error:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
         raise StrataError(
             f"cannot write {path}",
             f"STRATA_DUMP_FIRST_LOGITS names it, and the system says: {error}",
