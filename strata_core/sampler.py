@@ -9,6 +9,7 @@ position + 1 as counter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,20 @@ from strata_core.errors import EngineError, UsageError
 Floats = NDArray[np.float32]
 
 
-def _at_least(low: float, high: float = float("inf"), *, above: bool = False) -> Any:
-    def check(_owner: object, attribute: Attribute[Any], value: float) -> None:
+def _is_number(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _at_least(
+    low: float, high: float = float("inf"), *, above: bool = False, whole: bool = False
+) -> Any:
+    def check(_owner: object, attribute: Attribute[Any], value: Any) -> None:
+        if not _is_number(value, Integral if whole else Real):
+            raise UsageError(
+                f"--{attribute.name.replace('_', '-')} {value!r} is not a number it can have",
+                f"a {'whole ' if whole else ''}number is wanted",
+                "leave it out to get the default",
+            )
         if not (low < value if above else low <= value) or not value <= high:
             bound = f"{'above' if above else 'at least'} {low:g}"
             bound += f" and at most {high:g}" if high != float("inf") else ""
@@ -45,12 +58,12 @@ class Sampling:
     """
 
     temperature: float = field(default=0.0, validator=_at_least(0.0))
-    top_k: int = field(default=0, validator=_at_least(0))
+    top_k: int = field(default=0, validator=_at_least(0, whole=True))
     top_p: float = field(default=1.0, validator=_at_least(0.0, 1.0, above=True))
     min_p: float = field(default=0.0, validator=_at_least(0.0, 1.0))
     repetition_penalty: float = field(default=1.0, validator=_at_least(0.0, above=True))
-    repetition_window: int = field(default=0, validator=_at_least(0))
-    seed: int = field(default=0, validator=_at_least(0, 2**64 - 1))
+    repetition_window: int = field(default=0, validator=_at_least(0, whole=True))
+    seed: int = field(default=0, validator=_at_least(0, 2**64 - 1, whole=True))
 
 
 def sample(logits: Floats, sampling: Sampling, history: Sequence[int], position: int) -> int:
