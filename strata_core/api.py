@@ -7,7 +7,7 @@ from io import BytesIO
 from itertools import count
 from operator import index
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -150,7 +150,7 @@ class Model:
         ended = False
         try:
             while not ended:
-                event = queue.get()
+                event = _next(queue)
                 ended = isinstance(event, Finished | Failed)
                 if isinstance(event, Failed):
                     raise event.as_error()
@@ -193,6 +193,15 @@ def _stop(running: Running) -> None:
     # the parts; they go when it drops them.
     if running.engine.join():
         running.close()
+
+
+def _next(queue: SimpleQueue[Event]) -> Event:
+    """The next event; Ctrl-C is heard while waiting, also where a wait cannot be interrupted."""
+    while True:
+        try:
+            return queue.get(timeout=0.2)
+        except Empty:
+            continue
 
 
 def _token_ids(ids: Sequence[int]) -> tuple[int, ...]:

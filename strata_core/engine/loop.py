@@ -7,12 +7,15 @@ sink. A round is either one chunk of one prompt or one decode step of every runn
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from numbers import Integral
 from queue import Empty, SimpleQueue
 from threading import RLock, Thread, current_thread
 
+import numpy as np
 from attrs import define, field
+from numpy.typing import NDArray
 
 from strata_core.engine.messages import (
     AskStatus,
@@ -24,11 +27,13 @@ from strata_core.engine.messages import (
     Stopped,
     Submit,
 )
-from strata_core.engine.request import Request, Send, never_begun
+from strata_core.engine.request import Request, Send, Sink, never_begun
 from strata_core.engine.step import Sequence, step
 from strata_core.errors import EngineError, UsageError
 from strata_core.interfaces import Executor, Limits
 from strata_core.tokenizer import Tokenizer
+
+Floats = NDArray[np.float32]
 
 
 @define(eq=False)
@@ -47,14 +52,14 @@ class Engine:
     eos: frozenset[int]
     tokenizer: Tokenizer | None
     max_running: int = 1
-    _inbox: SimpleQueue[tuple[Command, Send]] = field(factory=SimpleQueue)
-    _waiting: deque[tuple[Submit, Send]] = field(factory=deque)
+    _inbox: SimpleQueue[tuple[Command, Sink]] = field(factory=SimpleQueue)
+    _waiting: deque[tuple[Submit, Sink]] = field(factory=deque)
     _running: dict[str, Request] = field(factory=dict)
     _rounds: int = 0
     _prompt_tokens: int = 0
     _generated_tokens: int = 0
     _thread: Thread | None = None
-    _stopped: Send | None = None
+    _stopped: Sink | None = None
     _ended: bool = False
     # Reentrant: a generator that is collected while its thread sends a command sends one too.
     _lock: RLock = field(factory=RLock)
@@ -66,11 +71,12 @@ class Engine:
 
     def send(self, command: Command, sink: Send) -> None:
         """Hand over a command; returns at once."""
+        guarded = Sink(sink)
         with self._lock:
             if not self._ended:
-                self._inbox.put((command, sink))
+                self._inbox.put((command, guarded))
                 return
-        self._answer_late(command, sink)
+        self._answer_late(command, guarded)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread to end after a `Shutdown`; whether it has (on itself: it has not)."""
@@ -110,7 +116,7 @@ class Engine:
         if self._stopped is not None:
             self._stopped(Stopped())
 
-    def _answer_late(self, command: Command, sink: Send) -> None:
+    def _answer_late(self, command: Command, sink: Sink) -> None:
         """Answer a command that comes after the end."""
         if isinstance(command, Submit):
             sink(Failed.of(command.request, _stopped_error()))
@@ -128,9 +134,11 @@ class Engine:
             except Empty:
                 return
             self._handle(command, sink)
+            if self._stopped is not None:
+                return
             idle = False
 
-    def _handle(self, command: Command, sink: Send) -> None:
+    def _handle(self, command: Command, sink: Sink) -> None:
         if isinstance(command, Submit):
             try:
                 self._check(command)
@@ -233,7 +241,9 @@ class Engine:
                 self._fail(request, error)
             return
         for request in requests:
-            if request.reason is not None:
+            if request.send.broken:
+                request.reason = "cancelled"
+            if request.reason is not None and request.submit.request in self._running:
                 self._finish(request)
 
     def _prompt_round(self, request: Request) -> None:
@@ -241,14 +251,21 @@ class Engine:
         (logits,) = step(self.executor, [feed], request.prompt_class)
         self._rounds += 1
         self._prompt_tokens += len(feed.ids)
-        request.take_prompt(logits)
+        self._take(request, request.take_prompt, logits)
 
     def _decode_round(self, requests: list[Request]) -> None:
         rows = step(self.executor, [r.decode_feed() for r in requests])
         self._rounds += 1
         self._generated_tokens += len(requests)
         for request, logits in zip(requests, rows, strict=True):
-            request.take_decode(logits)
+            self._take(request, request.take_decode, logits)
+
+    def _take(self, request: Request, take: Callable[[Floats], None], logits: Floats) -> None:
+        """Give a request its logits; what is wrong with them concerns that request alone."""
+        try:
+            take(logits)
+        except Exception as error:  # noqa: BLE001  the others in the round go on
+            self._fail(request, error)
 
 
 def _is_whole(value: object) -> bool:
