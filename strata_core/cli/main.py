@@ -24,13 +24,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("chat", "Talk with a model, turn by turn."),
     "plan": ("plan", "Say what would go where, before anything is loaded."),
     "perplexity": ("perplexity", "Measure how well a model predicts a text."),
+    "bench": ("bench", "Measure how fast a model runs."),
     "inspect": ("inspect", "Say what is in a model's files."),
     "plugins": ("plugins", "List what can do the work, what is chosen, and why."),
     "doctor": ("doctor", "Report this machine's facts, the settings, and what is wrong."),
 }
 """Each command's module in this package, and its line in `strata --help`."""
 
-LATER = ("serve", "pack", "verify", "profile", "bench", "simulate")
+LATER = ("serve", "pack", "verify", "profile", "simulate")
 """Commands of later versions: known by name, so that the error can say so."""
 
 
