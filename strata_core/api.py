@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from io import BytesIO
 from itertools import count
 from operator import index
@@ -93,6 +94,8 @@ class Model:
                 "give one or the other",
             )
         dump = self._settings.dump_first_logits
+        if dump is not None:
+            _check_dump(dump, self.checkpoint)
         submit = Submit(
             request=f"r{next(self._names)}",
             prompt=self.prompt_ids(prompt),
@@ -104,7 +107,7 @@ class Model:
         )
         for event in self._events(submit):
             if isinstance(event, Logits):
-                _dump(Path(dump), event.logits[0])
+                _dump(dump, event.logits[0])
             else:
                 yield event
 
@@ -290,3 +293,14 @@ def _dump(path: Path, logits: NDArray[np.float32]) -> None:
             f"STRATA_DUMP_FIRST_LOGITS names it, and the system says: {error}",
             "name a file in a folder that can be written",
         ) from error
+
+
+def _check_dump(path: Path, checkpoint: Checkpoint) -> None:
+    """Raise UsageError where the logits would take the place of the model."""
+    with suppress(OSError):
+        if any(path.samefile(file) for file in checkpoint.files):
+            raise UsageError(
+                f"cannot write the logits to {path}",
+                "STRATA_DUMP_FIRST_LOGITS names a file of the model itself",
+                "name another file",
+            )

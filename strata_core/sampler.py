@@ -20,6 +20,10 @@ from strata_core.errors import EngineError, UsageError
 
 Floats = NDArray[np.float32]
 
+_STRONGEST = 1e30
+_LARGEST = float(np.finfo(np.float32).max)
+"""Bounds within which no penalised score overflows to an infinity or becomes no number."""
+
 
 def _is_number(value: object, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
@@ -101,8 +105,10 @@ def _penalised(logits: Floats, sampling: Sampling, history: Sequence[int]) -> Fl
     seen = np.unique(np.asarray(history[-sampling.repetition_window :], dtype=np.int64))
     scores = logits.copy()
     old = scores[seen]
-    penalty = np.float32(sampling.repetition_penalty)
-    scores[seen] = np.where(old > 0, old / penalty, old * penalty)
+    penalty = np.float32(min(max(sampling.repetition_penalty, 1 / _STRONGEST), _STRONGEST))
+    with np.errstate(over="ignore"):
+        changed = np.where(old > 0, old / penalty, old * penalty)
+    scores[seen] = changed.clip(-_LARGEST, _LARGEST)
     return scores
 
 
