@@ -33,6 +33,7 @@ WRONG = [
     ("generate demo x -n", "'-n' requires"),
     ("generate demo x --stop ''", "--stop"),
     ("generate demo x --json=yes", "--json"),
+    ("generate demo x --stop \udcff", "--stop is not UTF-8"),
     ("generate demo --prompt-ids 1,,2", "'' is not a token id"),
     ("generate demo --prompt-ids=-3", "'-3' is not a token id"),
     ("generate demo --prompt-ids ''", "not a token id"),
