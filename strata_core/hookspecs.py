@@ -6,8 +6,6 @@ Implement them in a module that an entry point of the group `strata` names, mark
 
 from __future__ import annotations
 
-from typing import Any
-
 import pluggy
 
 from strata_core.interfaces import AllocatorRecord, BackendRecord, SourceRecord
@@ -15,8 +13,8 @@ from strata_core.interfaces import AllocatorRecord, BackendRecord, SourceRecord
 PROJECT = "strata"
 """Name of the pluggy project, of the hook prefix and of the entry-point group."""
 
-_spec: Any = pluggy.HookspecMarker(PROJECT)
-hookimpl: Any = pluggy.HookimplMarker(PROJECT)
+_spec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @_spec

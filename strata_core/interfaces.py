@@ -55,6 +55,20 @@ Probe = Usable | Unusable
 
 
 @frozen(kw_only=True)
+class Capabilities:
+    """What a backend can do: weight types (None: every one), KV types (its default first).
+
+    `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement.
+    `dense_bytes(type, elements)` is the memory that dense weights take in it (None: as stored).
+    """
+
+    types: frozenset[str] | None = None
+    kv_types: tuple[str, ...] = ("fp32",)
+    exact: bool = False
+    dense_bytes: Callable[[str, int], int] | None = None
+
+
+@frozen(kw_only=True)
 class BackendRecord:
     """One backend on offer.
 
@@ -63,7 +77,8 @@ class BackendRecord:
     usable; `fallback` marks one that `auto` takes only when nothing else is usable.
     `probe(machine)` answers from the machine's facts in well under a second and opens no device
     context; what it has to look up it asks through `machine.observe`, so that the answer can be
-    given again for a recorded machine. `build` may be called once per model.
+    given again for a recorded machine. `build` may be called once per model. `capabilities` is
+    what it can do anywhere, for planning; a built backend may offer less on its machine.
     """
 
     name: str
@@ -73,6 +88,7 @@ class BackendRecord:
     build: Callable[[BackendContext], Backend]
     supersedes: tuple[str, ...] = ()
     fallback: bool = False
+    capabilities: Capabilities = Capabilities()
 
 
 @frozen(kw_only=True)
@@ -338,20 +354,6 @@ class Allocator(Protocol):
 
 
 @frozen
-class Capabilities:
-    """What a backend can do: weight types, KV types (its default first), and whether it is exact.
-
-    `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement.
-    `dense_bytes(type, elements)` is the memory that dense weights of a type take in this backend.
-    """
-
-    types: frozenset[str]
-    kv_types: tuple[str, ...]
-    exact: bool
-    dense_bytes: Callable[[str, int], int]
-
-
-@frozen
 class Limits:
     """Sizes that a bound program is made for: tokens in one window, logits rows, context length."""
 
@@ -420,7 +422,7 @@ class Backend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do; fixed after `build`."""
+        """What it can do on this machine; fixed after `build`."""
 
     def bind(
         self,

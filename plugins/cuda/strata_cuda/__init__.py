@@ -1,0 +1,5 @@
+"""NVIDIA graphics cards for Strata: records and probes; see `strata_cuda.plugin`."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,118 @@
+"""Whether this machine can be served: the first obstacle, in the order a user would clear them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from strata_core.interfaces import Probe, Unusable
+from strata_hip import __version__
+from strata_hip.kernel_driver import can_open, list_gpus
+
+if TYPE_CHECKING:
+    from strata_core.machine import Machine
+
+VENDOR = "0x1002"
+
+DEVICE = "/dev/kfd"
+"""The compute interface of the amdgpu kernel driver."""
+
+LIBRARIES = tuple(
+    f"{folder}libamdhip64.so{suffix}"
+    for folder in ("", "/opt/rocm/lib/")
+    for suffix in ("", ".7", ".6")
+)
+"""The HIP runtime, by name and where ROCm's packages put it; `.so` alone is a developer's link."""
+
+_NOT_RECORDED = "record the machine again with `strata doctor --json` and strata-hip installed"
+
+
+def probe_backend(machine: Machine) -> Probe:
+    """The first obstacle to computing here. Opens no device, calls nothing in the runtime."""
+    return find_obstacle(machine) or Unusable(
+        f"strata-hip {__version__} has no kernels yet",
+        "nothing is wrong with this machine: a later version of strata-hip will use it",
+    )
+
+
+def probe_allocator(machine: Machine) -> Probe:
+    """The first obstacle to pinning memory here; the same as the backend's, but for the last."""
+    return find_obstacle(machine) or Unusable(
+        f"strata-hip {__version__} cannot pin memory yet",
+        "nothing is wrong with this machine: a later version of strata-hip will use it",
+    )
+
+
+def find_obstacle(machine: Machine) -> Unusable | None:
+    """What of platform, adapter, driver, runtime and hip-python is missing first, or None."""
+    return (
+        _platform(machine)
+        or _adapter(machine)
+        or _kernel_driver(machine)
+        or _runtime(machine)
+        or _hip_python(machine)
+    )
+
+
+def _platform(machine: Machine) -> Unusable | None:
+    if (machine.os, machine.architecture) == ("linux", "x86_64"):
+        return None
+    where = f"{machine.os} on {machine.architecture}"
+    return Unusable(f"there is no hip-python package for {where}, only for linux on x86_64")
+
+
+def _adapter(machine: Machine) -> Unusable | None:
+    if machine.adapters is None or machine.has_path(DEVICE):
+        return None
+    if any(adapter.vendor == VENDOR for adapter in machine.adapters):
+        return None
+    if machine.wsl:
+        return Unusable("AMD graphics cards under WSL are not supported")
+    return Unusable(
+        "no AMD graphics adapter on PCI",
+        "in a virtual machine or container, pass the adapter through",
+    )
+
+
+def _kernel_driver(machine: Machine) -> Unusable | None:
+    there = machine.has_path(DEVICE)
+    if there is None:
+        return Unusable(f"the recorded facts do not say whether {DEVICE} exists", _NOT_RECORDED)
+    if not there:
+        hint = "load the amdgpu kernel module"
+        if machine.container:
+            hint = f"start the container with `--device {DEVICE} --device /dev/dri`"
+        return Unusable(f"the amdgpu compute driver is not there ({DEVICE} is missing)", hint)
+    allowed = machine.observe(f"hip:open {DEVICE}", partial(can_open, DEVICE))
+    gpus = machine.observe("hip:gpus", list_gpus)
+    if allowed is None or gpus is None:
+        return Unusable(f"the recorded facts do not say what {DEVICE} offers", _NOT_RECORDED)
+    if not allowed:
+        return Unusable(
+            f"{DEVICE} may not be opened by this user",
+            "add the user to the groups render and video, and log in again",
+        )
+    if not gpus:
+        return Unusable(
+            "the amdgpu compute driver lists no GPU",
+            "check that the driver supports this adapter (`dmesg` names what it leaves out)",
+        )
+    return None
+
+
+def _runtime(machine: Machine) -> Unusable | None:
+    library = machine.find_library(*LIBRARIES)
+    if library:
+        return None
+    if library is None:
+        return Unusable("the recorded facts do not say whether ROCm is installed", _NOT_RECORDED)
+    return Unusable("the HIP runtime is not found (libamdhip64.so)", "install ROCm 6 or 7")
+
+
+def _hip_python(machine: Machine) -> Unusable | None:
+    there = machine.has_module("hip")
+    if there:
+        return None
+    if there is None:
+        return Unusable("the recorded facts do not say whether there is hip-python", _NOT_RECORDED)
+    return Unusable("hip-python is not installed", "pip install hip-python, in ROCm's version")

@@ -1,0 +1,252 @@
+"""The Python interface: `load` a model, then generate, ask for logits, measure perplexity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from strata_core.checkpoint.open import Checkpoint, open_checkpoint
+from strata_core.config import Settings, resolve_arguments
+from strata_core.engine.assemble import Prepared, Running, prepare, start
+from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits, Shutdown, Submit
+from strata_core.engine.perplexity import Perplexity, perplexity
+from strata_core.errors import Degradations, StrataError, UsageError
+from strata_core.interfaces import Progress
+from strata_core.machine import Machine, read_machine
+from strata_core.plan.plan import Plan
+from strata_core.sampler import Sampling
+from strata_core.selection import Selection
+from strata_core.tokenizer import Tokenizer, open_tokenizer
+
+DEMO = "demo"
+"""The name of the model that ships with the package."""
+
+
+class _NoProgress:
+    def start(self, label: str, nbytes: int) -> None:
+        pass
+
+    def advance(self, nbytes: int) -> None:
+        pass
+
+    def done(self) -> None:
+        pass
+
+
+@define(eq=False)
+class Model:
+    """A loaded model; made by `load`, usable until `close`.
+
+    `generate`, `logits` and `perplexity` may be called from any thread; requests wait for each
+    other. Usable as a context manager. After `close` every call raises StrataError.
+    """
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer | None
+    plan: Plan
+    selections: tuple[Selection, ...]
+    degradations: Degradations
+    timings: dict[str, float]
+    _settings: Settings
+    _running: Running
+    _names: Iterator[int] = field(factory=lambda: count(1))
+    _closed: bool = False
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 128,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        **sampling_fields: Any,
+    ) -> Iterator[Event]:
+        """Continue a prompt (text or token ids): PromptProgress and Token events, then Finished.
+
+        Sampling is greedy unless `sampling` or its fields (`temperature=0.8`, `seed=1`, ...) say
+        otherwise. A request that fails raises its StrataError. Closing the iterator cancels the
+        request.
+        """
+        if sampling is not None and sampling_fields:
+            raise UsageError(
+                "sampling and its fields were both given",
+                f"{', '.join(sampling_fields)} would contradict it",
+                "give one or the other",
+            )
+        dump = self._settings.dump_first_logits
+        submit = Submit(
+            request=f"r{next(self._names)}",
+            prompt=self.prompt_ids(prompt),
+            max_tokens=max_tokens,
+            sampling=sampling or Sampling(**sampling_fields),
+            stop=tuple(stop),
+            ignore_eos=ignore_eos,
+            logits="none" if dump is None else "first",
+        )
+        for event in self._events(submit):
+            if isinstance(event, Logits):
+                _dump(Path(dump), event.logits[0])
+            else:
+                yield event
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """The ids of a prompt given as text or as ids."""
+        if not isinstance(prompt, str):
+            return tuple(int(i) for i in prompt)
+        if self.tokenizer is None:
+            raise UsageError(
+                "the prompt cannot be given as text",
+                f"{self.checkpoint.path} has no tokenizer",
+                "give token ids, on the command line with --prompt-ids",
+            )
+        return tuple(self.tokenizer.encode(prompt))
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Float32 logits [len(ids), vocabulary] of every position of a sequence."""
+        rows = [logits for _, logits in self._logits_chunks(tuple(int(i) for i in ids))]
+        return np.concatenate(rows)
+
+    def perplexity(
+        self,
+        ids: Sequence[int],
+        context: int = 512,
+        on_window: Callable[[int, int], None] | None = None,
+    ) -> Perplexity:
+        """How well the model predicts `ids`, in windows of `context` tokens."""
+        return perplexity(tuple(int(i) for i in ids), context, self._logits_chunks, on_window)
+
+    def _logits_chunks(self, ids: tuple[int, ...]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        submit = Submit(request=f"r{next(self._names)}", prompt=ids, max_tokens=0, logits="prompt")
+        for event in self._events(submit):
+            if isinstance(event, Logits):
+                yield event.start, event.logits
+
+    def _events(self, submit: Submit) -> Iterator[Event]:
+        """Submit a request and yield its events; cancel it when the caller stops early."""
+        if self._closed:
+            raise StrataError("the model is closed", "close() was called", "load it again")
+        engine = self._running.engine
+        queue: SimpleQueue[Event] = SimpleQueue()
+        engine.send(submit, queue.put)
+        ended = False
+        try:
+            while not ended:
+                event = queue.get()
+                ended = isinstance(event, Finished | Failed)
+                if isinstance(event, Failed):
+                    raise event.as_error()
+                yield event
+        finally:
+            if not ended:
+                engine.send(Cancel(submit.request), queue.put)
+                while not isinstance(queue.get(), Finished | Failed):
+                    pass
+
+    @property
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """Experts and bytes served so far, by lane."""
+        return self._running.executor.counters()
+
+    def close(self) -> None:
+        """Stop the engine and free everything; calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._running.engine.send(Shutdown(), lambda _event: None)
+        self._running.engine.join()
+        self._running.close()
+        self.checkpoint.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def load(
+    model: str | Path,
+    *,
+    progress: Progress | None = None,
+    settings: Settings | None = None,
+    **options: Any,
+) -> Model:
+    """Load a model: a GGUF file, a hub-layout folder, or "demo".
+
+    `options` are settings by key (`source="mmap"`, `max_context=4096`, ...; docs/cli.md lists
+    them). Raises StrataError: a model that is damaged, does not fit, or that nothing can run.
+    """
+    began = perf_counter()
+    prepared = _prepared(model, settings, options, None)
+    tokenizer = open_tokenizer(prepared.checkpoint)
+    degradations = Degradations()
+    running = start(prepared, tokenizer, degradations, progress or _NoProgress())
+    return Model(
+        checkpoint=prepared.checkpoint,
+        tokenizer=tokenizer,
+        plan=prepared.plan,
+        selections=(prepared.backend, prepared.allocator, prepared.source),
+        degradations=degradations,
+        timings={"load_s": perf_counter() - began},
+        settings=prepared.settings,
+        running=running,
+    )
+
+
+def make_plan(
+    model: str | Path,
+    settings: Settings | None = None,
+    machine: Machine | None = None,
+    **options: Any,
+) -> Plan:
+    """What would go where if `model` were loaded, on this machine or a recorded one."""
+    return _prepared(model, settings, options, machine).plan
+
+
+def model_path(model: str | Path) -> Path:
+    """The path behind MODEL: the shipped file for "demo", else the path itself."""
+    if str(model) == DEMO:
+        return Path(__file__).with_name("demo") / "kjv-Q4_0.gguf"
+    return Path(model)
+
+
+def _prepared(
+    model: str | Path,
+    settings: Settings | None,
+    options: Mapping[str, Any],
+    machine: Machine | None,
+) -> Prepared:
+    known = resolve_arguments({}) if settings is None else settings
+    known = known.with_arguments(options)
+    checkpoint = open_checkpoint(model_path(model))
+    return prepare(checkpoint, known, machine or read_machine())
+
+
+def _dump(path: Path, logits: NDArray[np.float32]) -> None:
+    try:
+        with path.open("wb") as file:
+            np.save(file, logits)
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise StrataError(
+            f"cannot write {path}",
+            f"STRATA_DUMP_FIRST_LOGITS names it, and the system says: {error}",
+            "name a file in a folder that can be written",
+        ) from error

@@ -1,0 +1,153 @@
+"""`strata chat`: a conversation, turn by turn."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+from attrs import define, field
+
+from strata_core.cli.command import Invocation, command, model_argument
+from strata_core.cli.console import Console, print_error
+from strata_core.cli.loading import chosen, degradation_lines, facts, loaded
+from strata_core.cli.prompt import decoded
+from strata_core.cli.request import Request, request_options
+from strata_core.errors import UsageError
+from strata_core.setting_table import LOADING
+
+if TYPE_CHECKING:
+    from strata_core.api import Model
+
+_INTERRUPTED = 130
+_LONGEST_LINE = 1 << 20
+
+
+@command(
+    "chat",
+    [
+        model_argument(),
+        click.Option(["--system"], metavar="TEXT", help="Begin with this system message."),
+        click.Option(
+            ["--raw"],
+            is_flag=True,
+            help="Go on without a chat template: the turns are simply one text.",
+        ),
+        *request_options(),
+    ],
+    LOADING,
+)
+def command_object(
+    invocation: Invocation, model: str, system: str | None, raw: bool, **options: Any
+) -> int:
+    """Talk with MODEL, turn by turn.
+
+    Every line of stdin is a turn; the end of input ends the conversation, /reset begins a new one.
+    The model's chat template puts the turns into words; a model without one needs --raw. Ctrl-C
+    stops and leaves with exit code 130.
+    """
+    Request.of_options(options)
+    with loaded(invocation, model) as running:
+        talk = Talk(running, invocation.console, options, raw, system)
+        talk.check(model)
+        invocation.console.note(chosen(running.selections))
+        for line in degradation_lines(running.degradations):
+            invocation.console.note(line)
+        interrupted = talk.go_on()
+        invocation.console.document({"messages": talk.messages, **facts(running)})
+    return _INTERRUPTED if interrupted else 0
+
+
+@define
+class Talk:
+    """The conversation so far: messages with `role` and `content`, as chat templates take them."""
+
+    model: Model
+    console: Console
+    options: dict[str, Any]
+    raw: bool
+    system: str | None
+    messages: list[dict[str, str]] = field(factory=list)
+
+    def check(self, name: str) -> None:
+        """Raise UsageError where the model cannot hold a conversation as asked."""
+        tokenizer = self.model.tokenizer
+        if tokenizer is None:
+            raise UsageError(
+                f"{name} has no tokenizer",
+                "a conversation is text, and the model takes token ids only",
+                "use a model that comes with its tokenizer",
+            )
+        if not self.raw and not tokenizer.has_chat_template:
+            raise UsageError(
+                f"{name} has no chat template",
+                "nothing says how turns are put into words for it",
+                "give --raw to go on with the turns as one text",
+            )
+        self._begin()
+
+    def go_on(self) -> bool:
+        """Take turns until the input ends; whether Ctrl-C ended it."""
+        while (turn := self._read_turn()) is not None:
+            if turn.strip() == "/reset":
+                self._begin()
+                continue
+            if not turn.strip():
+                continue
+            self.messages.append({"role": "user", "content": turn})
+            try:
+                request = self._answer()
+            except UsageError as error:  # e.g. the conversation has outgrown the context
+                self.messages.pop()
+                if not self._typed:
+                    raise
+                print_error(error, json_wanted=False)
+                continue
+            self.messages.append({"role": "assistant", "content": request.answer})
+            if request.interrupted:
+                return True
+        return False
+
+    @property
+    def _typed(self) -> bool:
+        """Whether somebody types the turns and reads the answers."""
+        return sys.stdin.isatty() and not self.console.json
+
+    def _begin(self) -> None:
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def _read_turn(self) -> str | None:
+        if self._typed:
+            try:
+                return decoded(input("> ").encode("utf-8", "surrogateescape"), "the turn")
+            except EOFError:
+                self.console.line()
+                return None
+        line = sys.stdin.buffer.readline(_LONGEST_LINE)
+        return decoded(line, "the turn").rstrip("\r\n") if line else None
+
+    def _answer(self) -> Request:
+        request = Request.of_options(self.options)
+        events = self.model.generate(
+            self._prompt(),
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            stop=request.stop,
+            ignore_eos=request.ignore_eos,
+        )
+        request.follow(
+            iter(events), lambda _, text: self.console.text(text), self.console.progress()
+        )
+        self.console.line()
+        return request
+
+    def _prompt(self) -> str | list[int]:
+        if self.raw:
+            return "".join(
+                ("\n" if index and message["role"] == "user" else "") + message["content"]
+                for index, message in enumerate(self.messages)
+            )
+        tokenizer = self.model.tokenizer
+        assert tokenizer is not None, "`check` came first"
+        # The template writes the tokens that begin a text itself.
+        return tokenizer.encode(tokenizer.render_chat(self.messages), add_special=False)

@@ -1,0 +1,57 @@
+"""A model loaded for one command, and what every command tells about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from strata_core.cli.command import Invocation
+from strata_core.errors import Degradation
+
+if TYPE_CHECKING:
+    from strata_core.api import Model
+    from strata_core.selection import Selection
+
+LANES = ("hit", "pcie", "cpu", "helper", "file")
+"""The lanes that counters are given for, also where a model's parts have no such lane."""
+
+
+@contextmanager
+def loaded(invocation: Invocation, name: str) -> Iterator[Model]:
+    """The model that MODEL names, loaded with the settings in force, with progress shown."""
+    from strata_core.api import load
+
+    progress = invocation.console.progress()
+    try:
+        model = load(name, settings=invocation.settings(), progress=progress)
+    finally:
+        progress.close()
+    with model:
+        for selection in model.selections:
+            if selection.notice:
+                invocation.console.note(selection.notice)
+        yield model
+
+
+def facts(model: Model) -> dict[str, Any]:
+    """What every document about a loaded model holds: selections, counters, degradations."""
+    counters = model.counters
+    return {
+        "selections": [selection.as_json() for selection in model.selections],
+        "counters": {
+            lane: dict(counters.get(lane, {"experts": 0, "bytes": 0}))
+            for lane in (*LANES, *(lane for lane in counters if lane not in LANES))
+        },
+        "degradations": [item.as_json() for item in model.degradations],
+    }
+
+
+def chosen(selections: Iterable[Selection]) -> str:
+    """The selections in a few words, e.g. "backend reference, source arena"."""
+    return ", ".join(f"{item.role} {item.name}" for item in selections)
+
+
+def degradation_lines(degradations: Iterable[Degradation]) -> list[str]:
+    """One line for each degradation."""
+    return [f"degraded: {item}" for item in degradations]

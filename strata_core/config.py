@@ -1,0 +1,317 @@
+"""Where settings come from: flag over environment over settings file over default.
+
+The only module that reads environment variables. A value is checked where it enters, so an error
+names the flag, the variable, or the file and key that gave it; nothing that was given is ignored.
+
+The settings file is TOML with the keys of `setting_table.SETTINGS` at its top level. It is the file
+that `--config` or STRATA_CONFIG names, else `strata/settings.toml` in the user's configuration
+folder if there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from strata_core.errors import UsageError
+from strata_core.setting_table import BY_KEY, SETTINGS, BadValue, Setting
+
+CONFIG_VARIABLE = "STRATA_CONFIG"
+_LARGEST_FILE = 1 << 20
+_PREFIX = "STRATA_"
+_TEST_PREFIX = "STRATA_TEST_"
+
+
+@frozen
+class Settings:
+    """The value and the origin of every setting; values are attributes (`settings.source`).
+
+    A switch that is an alias of a source has no value of its own: it is in `source`.
+    An origin is "flag --source", "environment STRATA_SOURCE", "file PATH", "argument source" or
+    "default". Immutable; any thread may read it.
+    """
+
+    _values: Mapping[str, Any]
+    _origins: Mapping[str, str] = field(factory=dict)
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("_") or key not in self._values:
+            raise AttributeError(f"there is no setting {key!r}")
+        return self._values[key]
+
+    def origin(self, key: str) -> str:
+        """Where the value of `key` comes from."""
+        return self._origins.get(key, "default")
+
+    def options(self) -> dict[str, Any]:
+        """Every value by key, as plugins are given them."""
+        return dict(self._values)
+
+    def given(self) -> dict[str, Any]:
+        """The values that were given rather than left to their defaults."""
+        return {key: self._values[key] for key in self._origins}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One JSON-able row for each setting: key, value, origin, flag, variable."""
+        return [
+            {
+                "key": setting.key,
+                "value": _plain(self._values[setting.key]),
+                "origin": self.origin(setting.key),
+                "flag": setting.flag,
+                "variable": setting.env,
+            }
+            for setting in SETTINGS
+            if setting.key in self._values
+        ]
+
+    def with_arguments(self, options: Mapping[str, Any]) -> Settings:
+        """These settings with a Python caller's options over them. Raises UsageError."""
+        level = _Level.of_arguments(options)
+        return Settings({**self._values, **level.values}, {**self._origins, **level.origins})
+
+
+def resolve(
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> Settings:
+    """Settings from flags by key (None: not given), the environment and a settings file.
+
+    `environ` is the process's by default; `file` is what `--config` named. Raises UsageError for
+    a value that its setting does not allow, an unknown key of the file, a setting that this
+    version does not have, and two different sources given in one place.
+    """
+    variables = os.environ if environ is None else environ
+    levels = [
+        _Level.of_file(_settings_file(variables, file)),
+        _Level.of_environment(variables),
+        _Level.of_flags(flags or {}),
+    ]
+    return _layered(levels)
+
+
+def resolve_arguments(
+    options: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Settings for a Python caller: `options` by key stand where a command has its flags."""
+    return resolve({}, environ).with_arguments(options)
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Variables that begin like Strata's but are none of them, e.g. for a typing mistake."""
+    known = {setting.env for setting in SETTINGS} | {CONFIG_VARIABLE}
+    return tuple(
+        sorted(
+            name
+            for name in (os.environ if environ is None else environ)
+            if name.startswith(_PREFIX) and name not in known and not name.startswith(_TEST_PREFIX)
+        )
+    )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ "did you mean 'X'?" for the known word nearest to `word`, else ""."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+# --- levels ------------------------------------------------------------------------------------
+
+
+@frozen
+class _Level:
+    """The values that one place gave, with their origins."""
+
+    values: dict[str, Any] = field(factory=dict)
+    origins: dict[str, str] = field(factory=dict)
+
+    @classmethod
+    def of_flags(cls, flags: Mapping[str, Any]) -> _Level:
+        level = cls()
+        for key, value in flags.items():
+            if value is not None:
+                flag = BY_KEY[key].flag or key
+                level.take(BY_KEY[key], value, flag, f"flag {flag}")
+        return level
+
+    @classmethod
+    def of_arguments(cls, options: Mapping[str, Any]) -> _Level:
+        level = cls()
+        for key, value in options.items():
+            if key not in BY_KEY:
+                raise UsageError(
+                    f"there is no option {key!r}",
+                    "options are named like the keys of a settings file",
+                    did_you_mean(key, BY_KEY) or f"the options are {', '.join(_current())}",
+                )
+            if value is not None:
+                level.take(BY_KEY[key], value, key, f"argument {key}")
+        return level
+
+    @classmethod
+    def of_environment(cls, environ: Mapping[str, str]) -> _Level:
+        level = cls()
+        for setting in SETTINGS:
+            value = environ.get(setting.env, "")
+            if value:  # an empty variable is an unset one
+                level.take(setting, value, setting.env, f"environment {setting.env}")
+        return level
+
+    @classmethod
+    def of_file(cls, path: Path | None) -> _Level:
+        level = cls()
+        for key, value in (_read(path) if path else {}).items():
+            if key not in BY_KEY:
+                raise UsageError(
+                    f"{path}: unknown key {key!r}",
+                    "a settings file holds settings and nothing else",
+                    did_you_mean(key, BY_KEY) or f"the keys are {', '.join(_current())}",
+                )
+            level.take(BY_KEY[key], value, f"{path}: {key}", f"file {path}")
+        return level
+
+    def take(self, setting: Setting, value: Any, name: str, origin: str) -> None:
+        """Check a value and keep it; `name` is what the user calls the place it came from."""
+        if setting.pending:
+            raise UsageError(
+                f"{name} is not available in this version",
+                "what it controls has not been built yet, and nothing that is given is ignored",
+                f"leave {name} out",
+            )
+        try:
+            parsed = setting.parse(value)
+        except BadValue as error:
+            raise UsageError(
+                f"{name}: {_shown(value)} is not a value it can have",
+                str(error),
+                _remedy(setting, value),
+            ) from None
+        if setting.alias is not None:
+            if parsed:
+                self._choose_source(setting.alias, name, origin)
+        elif setting.key == "source":
+            self._choose_source(parsed, f"{name} {parsed}", origin)
+        else:
+            self.values[setting.key] = parsed
+            self.origins[setting.key] = origin
+
+    def _choose_source(self, source: str, name: str, origin: str) -> None:
+        before = self.values.get("source", source)
+        if before != source:
+            raise UsageError(
+                f"{name} contradicts the source {before!r}",
+                f"it asks for the source {source!r}, and {self.origins['source']} for another",
+                "give one of the two",
+            )
+        self.values["source"] = source
+        self.origins["source"] = origin
+
+
+def _layered(levels: Iterable[_Level]) -> Settings:
+    values = {key: BY_KEY[key].default for key in _current() if BY_KEY[key].alias is None}
+    origins: dict[str, str] = {}
+    for level in levels:
+        values |= level.values
+        origins |= level.origins
+    return Settings(values, origins)
+
+
+def _current() -> list[str]:
+    return [setting.key for setting in SETTINGS if not setting.pending]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _remedy(setting: Setting, value: Any) -> str:
+    near = did_you_mean(str(value), setting.choices)
+    return near or "leave it out to get the default"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+# --- the settings file -------------------------------------------------------------------------
+
+
+def _settings_file(environ: Mapping[str, str], named: str | Path | None) -> Path | None:
+    """The file to read: named by flag or variable (it must exist), or the user's own if any."""
+    if named is not None:
+        return _existing(named, "--config")
+    if environ.get(CONFIG_VARIABLE):
+        return _existing(environ[CONFIG_VARIABLE], CONFIG_VARIABLE)
+    folder = user_folder(environ)
+    own = folder / "strata" / "settings.toml" if folder else None
+    return own if own and _is_file(own) else None
+
+
+def _existing(named: str | Path, name: str) -> Path:
+    path = Path(named)
+    if not _is_file(path):
+        raise UsageError(
+            f"{name}: there is no file {str(named)!r}",
+            "it names the settings file to read",
+            "give the path of a TOML file, or leave it out",
+        )
+    return path
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a folder that may not be entered, a name that cannot be one
+        return False
+
+
+def user_folder(environ: Mapping[str, str]) -> Path | None:
+    """The platform's folder for a user's settings; None where it cannot be told."""
+    if sys.platform == "win32":
+        return Path(environ["APPDATA"]) if environ.get("APPDATA") else None
+    if sys.platform != "darwin" and Path(environ.get("XDG_CONFIG_HOME", "")).is_absolute():
+        return Path(environ["XDG_CONFIG_HOME"])
+    home = environ.get("HOME")
+    if not home:
+        return None
+    below = "Library/Application Support" if sys.platform == "darwin" else ".config"
+    return Path(home) / below
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise UsageError(
+            f"{path}: the settings file cannot be read",
+            error.strerror or str(error),
+            "make it readable, or name another with --config",
+        ) from error
+    if len(data) > _LARGEST_FILE:
+        raise UsageError(
+            f"{path}: the settings file is larger than 1 MiB",
+            "a settings file holds a few lines",
+            "name another with --config",
+        )
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        reason = "it is nested too deeply" if deep else " ".join(str(error).split())
+        raise UsageError(
+            f"{path}: the settings file is not TOML", reason, "correct it, or leave it out"
+        ) from None

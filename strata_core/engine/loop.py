@@ -1,0 +1,222 @@
+"""The engine's thread: takes commands, runs rounds, sends events.
+
+Front ends never wait for a round: they put a command in the inbox and read events from their own
+sink. A round is either one chunk of one prompt or one decode step of every running request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from attrs import define, field
+
+from strata_core.engine.messages import (
+    AskStatus,
+    Cancel,
+    Command,
+    Failed,
+    Shutdown,
+    Status,
+    Stopped,
+    Submit,
+)
+from strata_core.engine.request import Request, Send, never_begun
+from strata_core.engine.step import Sequence, step
+from strata_core.errors import StrataError, UsageError
+from strata_core.interfaces import Executor, Limits
+from strata_core.tokenizer import Tokenizer
+
+
+@define(eq=False)
+class Engine:
+    """Owns the executor from `start` to the end of its thread.
+
+    `max_running` requests share the rounds; others wait in order of arrival. `send` may be called
+    from any thread; the sink given with a command receives its events, on the engine's thread, and
+    must not block.
+    """
+
+    executor: Executor
+    limits: Limits
+    vocabulary: int
+    eos: frozenset[int]
+    tokenizer: Tokenizer | None
+    max_running: int = 1
+    _inbox: SimpleQueue[tuple[Command, Send]] = field(factory=SimpleQueue)
+    _waiting: deque[tuple[Submit, Send]] = field(factory=deque)
+    _running: dict[str, Request] = field(factory=dict)
+    _rounds: int = 0
+    _prompt_tokens: int = 0
+    _generated_tokens: int = 0
+    _thread: Thread | None = None
+    _stopped: Send | None = None
+
+    def start(self) -> None:
+        """Begin taking commands, on a thread of its own."""
+        self._thread = Thread(target=self._run, name="strata-engine", daemon=True)
+        self._thread.start()
+
+    def send(self, command: Command, sink: Send) -> None:
+        """Hand over a command; returns at once."""
+        self._inbox.put((command, sink))
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread to end after a `Shutdown`; whether it has."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # --- on the engine's thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._stopped is None:
+            self._take_commands()
+            self._admit()
+            if self._stopped is None and self._running:
+                self._round()
+        self._stopped(Stopped())
+
+    def _take_commands(self) -> None:
+        """Handle everything in the inbox; wait for a command where there is nothing else to do."""
+        idle = not self._running and not self._waiting
+        while True:
+            try:
+                command, sink = self._inbox.get(block=idle)
+            except Empty:
+                return
+            self._handle(command, sink)
+            idle = False
+
+    def _handle(self, command: Command, sink: Send) -> None:
+        if isinstance(command, Submit):
+            try:
+                self._check(command)
+            except StrataError as error:
+                sink(Failed.of(command.request, error))
+                return
+            self._waiting.append((command, sink))
+        elif isinstance(command, Cancel):
+            self._cancel(command.request)
+        elif isinstance(command, AskStatus):
+            sink(self.status())
+        elif isinstance(command, Shutdown):
+            for name in [*self._running, *(s.request for s, _ in self._waiting)]:
+                self._cancel(name)
+            self._stopped = sink
+
+    def status(self) -> Status:
+        """How things stand; exact on the engine's thread."""
+        return Status(
+            running=tuple(self._running),
+            waiting=tuple(submit.request for submit, _ in self._waiting),
+            rounds=self._rounds,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+        )
+
+    def _check(self, submit: Submit) -> None:
+        """Refuse what cannot run, before it takes a place in the queue."""
+        names = {*self._running, *(s.request for s, _ in self._waiting)}
+        if submit.request in names:
+            raise UsageError(f"request {submit.request} is already there", "names are unique")
+        check_prompt(submit.prompt, self.vocabulary, self.limits.context)
+        if submit.max_tokens < 0:
+            raise UsageError(
+                f"cannot generate {submit.max_tokens} tokens",
+                "the number of tokens must not be negative",
+                "give 0 to compute the prompt alone",
+            )
+        if submit.stop and self.tokenizer is None:
+            raise UsageError(
+                "--stop cannot be used",
+                "the model has no tokenizer, so there is no text to look for stop strings in",
+                "leave --stop out and bound the output with -n",
+            )
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self.max_running:
+            submit, sink = self._waiting.popleft()
+            stream = self.tokenizer.stream(submit.stop) if self.tokenizer else None
+            try:
+                sequence = Sequence.open(self.executor)
+            except (StrataError, MemoryError) as error:
+                sink(Failed.of(submit.request, error))
+                continue
+            self._running[submit.request] = Request(
+                submit, sink, sequence, self.limits, self.eos, stream
+            )
+
+    def _cancel(self, name: str) -> None:
+        for submit, sink in self._waiting:
+            if submit.request == name:
+                self._waiting.remove((submit, sink))
+                sink(never_begun(submit))
+                return
+        request = self._running.get(name)
+        if request is not None:
+            request.reason = "cancelled"
+            self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        del self._running[request.submit.request]
+        request.sequence.close()
+        request.finish()
+
+    def _round(self) -> None:
+        """One chunk of the oldest prompt, or one token for every running request."""
+        prompts = [r for r in self._running.values() if r.in_prompt]
+        requests = prompts[:1] or list(self._running.values())
+        try:
+            if prompts:
+                self._prompt_round(prompts[0])
+            else:
+                self._decode_round(requests)
+        except Exception as error:  # noqa: BLE001  whatever it was, its requests must hear of it
+            for request in requests:
+                del self._running[request.submit.request]
+                request.sequence.close()
+                request.send(Failed.of(request.submit.request, error))
+            return
+        for request in requests:
+            if request.reason is not None:
+                self._finish(request)
+
+    def _prompt_round(self, request: Request) -> None:
+        feed = request.prompt_feed()
+        (logits,) = step(self.executor, [feed], request.prompt_class)
+        self._rounds += 1
+        self._prompt_tokens += len(feed.ids)
+        request.take_prompt(logits)
+
+    def _decode_round(self, requests: list[Request]) -> None:
+        rows = step(self.executor, [r.decode_feed() for r in requests])
+        self._rounds += 1
+        self._generated_tokens += len(requests)
+        for request, logits in zip(requests, rows, strict=True):
+            request.take_decode(logits)
+
+
+def check_prompt(prompt: tuple[int, ...], vocabulary: int, context: int) -> None:
+    """Raise UsageError unless the ids are a prompt that leaves room for one token."""
+    if not prompt:
+        raise UsageError(
+            "the prompt is empty",
+            "a prompt needs at least one token",
+            "give some text, or ids with --prompt-ids",
+        )
+    if len(prompt) > context:
+        raise UsageError(
+            f"the prompt of {len(prompt)} tokens is too long",
+            f"the context holds {context} tokens",
+            "shorten the prompt, or raise --max-context where the model allows it",
+        )
+    for position, token in enumerate(prompt):
+        if not 0 <= token < vocabulary:
+            raise UsageError(
+                f"prompt token {position} is {token}, which is not in the vocabulary",
+                f"ids go from 0 to {vocabulary - 1}",
+                "check --prompt-ids against the model's tokenizer",
+            )

@@ -1,0 +1,373 @@
+"""Choosing one record per role: pure functions of offers, answers and the request.
+
+A name that the user typed is that record or an error. `auto` drops what is unusable, then what a
+usable record supersedes, then fallbacks; exactly one left is taken, several are an error that names
+the flag, none is the fallback with a notice, unless a plugin failed to load. The order of the
+arguments' elements never changes an answer.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from attrs import field, frozen
+
+from strata_core.errors import SelectionError
+from strata_core.interfaces import (
+    AllocatorRecord,
+    BackendRecord,
+    Probe,
+    Record,
+    Role,
+    SourceRecord,
+    Unusable,
+    Usable,
+)
+from strata_core.plugins.catalogue import Broken, Offer
+
+AUTO = "auto"
+_SHOWN = "`strata plugins` lists what there is"
+
+
+@frozen
+class Selection:
+    """What was chosen for a role, and why.
+
+    `because` is the reason in a few words; `runners_up` are the other records with the reason that
+    each was not taken, by name. `notice` is a line that the user must see, "" if there is none.
+    """
+
+    role: Role
+    name: str
+    distribution: str
+    version: str
+    because: str
+    runners_up: tuple[tuple[str, str], ...] = ()
+    notice: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The selection as one entry of a `--json` document's `selections`."""
+        return {
+            "role": self.role,
+            "name": self.name,
+            "distribution": self.distribution,
+            "version": self.version,
+            "because": self.because,
+            "runners_up": [{"name": name, "reason": why} for name, why in self.runners_up],
+            "notice": self.notice,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name} ({self.distribution} {self.version}): {self.because}"
+
+
+def select_backend(
+    offers: Sequence[Offer[BackendRecord]],
+    broken: Sequence[Broken],
+    probes: Mapping[str, Probe],
+    request: str = AUTO,
+) -> Selection | SelectionError:
+    """The backend for `request` ("auto" or a name); `probes` holds each offer's answer by name."""
+    choice = _Choice("backend", _sorted(offers), _sorted_broken(broken), probes)
+    return choice.named(request) if request != AUTO else choice.automatic()
+
+
+def select_allocator(
+    offers: Sequence[Offer[AllocatorRecord]],
+    broken: Sequence[Broken],
+    probes: Mapping[str, Probe],
+    backend: str,
+    request: str = AUTO,
+) -> Selection | SelectionError:
+    """The allocator for `request` among those that serve `backend`, the backend chosen before."""
+    others = {
+        offer.name: f"serves {', '.join(sorted(offer.record.serves))}, not {backend}"
+        for offer in offers
+        if backend not in offer.record.serves
+    }
+    wanted = f"allocator that serves {backend}"
+    choice = _Choice("allocator", _sorted(offers), _sorted_broken(broken), probes, others, wanted)
+    return choice.named(request) if request != AUTO else choice.automatic()
+
+
+def select_source(
+    offers: Sequence[Offer[SourceRecord]],
+    broken: Sequence[Broken],
+    probes: Mapping[str, Probe],
+    request: str,
+    form: str,
+    planned: str | None,
+    planned_because: str,
+) -> Selection | SelectionError:
+    """The source for `request`; for "auto" the one that claims the form, else the planned one.
+
+    `form` is the checkpoint's form; `planned` the planner's choice among the built-in sources with
+    its reason `planned_because`, or None where no built-in source can read that form.
+    """
+    choice = _Choice("source", _sorted(offers), _sorted_broken(broken), probes)
+    if request != AUTO:
+        return choice.named(request)
+    claiming = {}
+    for offer in offers:
+        answer = _claims(offer.record, form)
+        if answer is not None:
+            claiming[offer.name] = answer
+    claiming = dict(sorted(claiming.items()))
+    return choice.claimed(form, claiming, planned, planned_because)
+
+
+def chosen(result: Selection | SelectionError) -> Selection:
+    """The selection, or its error raised."""
+    if isinstance(result, SelectionError):
+        raise result
+    return result
+
+
+# --- the rules ---------------------------------------------------------------------------------
+
+
+@frozen
+class _Choice:
+    """One role's offers, sorted by name.
+
+    `unfit` gives the reasons of records that are out of the question, `wanted` the words for what
+    is sought, where the role alone does not say it.
+    """
+
+    role: Role
+    offers: tuple[Offer[Record], ...]
+    broken: tuple[Broken, ...]
+    probes: Mapping[str, Probe]
+    unfit: Mapping[str, str] = field(factory=dict)
+    wanted: str = ""
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.role}"
+
+    def named(self, request: str) -> Selection | SelectionError:
+        """The record that the user named, or why it cannot be."""
+        for offer in self.offers:
+            if offer.name == request:
+                break
+        else:
+            return self._unknown(request)
+        what = f"{self.role} {request!r} cannot be used"
+        if request in self.unfit:
+            fit = [name for name in self._names() if name not in self.unfit]
+            way = f"use {self.flag} auto" + (f", or one of {', '.join(fit)}" if fit else "")
+            return SelectionError(what, f"it {self.unfit[request]}", way)
+        probe = self.probes[request]
+        if isinstance(probe, Unusable):
+            return SelectionError(what, probe.reason, _joined(probe.hint, self._way_on(request)))
+        others = self._reasons({}, f"{request} was named by {self.flag}")
+        return self._selection(offer, f"named by {self.flag}", others)
+
+    def automatic(self) -> Selection | SelectionError:
+        """The one record that is left, or why there is none or more than one."""
+        superseded = _superseded(self._usable())
+        left = [offer for offer in self._usable() if offer.name not in superseded]
+        real = [offer for offer in left if not offer.record.fallback]
+        if len(real) > 1:
+            return self._several(real, "nothing says which of them to prefer")
+        if real:
+            because = self._because(real[0], superseded)
+            return self._selection(real[0], because, self._reasons(superseded, ""))
+        return self._fallback(left, superseded)
+
+    def claimed(
+        self,
+        form: str,
+        claiming: Mapping[str, bool | str],
+        planned: str | None,
+        planned_because: str,
+    ) -> Selection | SelectionError:
+        """The source that claims `form`; `claiming` is True or what went wrong in asking."""
+        usable = [offer for offer in self._usable() if claiming.get(offer.name) is True]
+        superseded = _superseded(usable)
+        left = [offer for offer in usable if offer.name not in superseded]
+        if len(left) > 1:
+            return self._several(left, f"each claims models of the form {form!r}")
+        if left:
+            because = f"it claims models of the form {form!r}"
+            others = self._reasons(superseded, f"{left[0].name} claims the model's form")
+            return self._selection(left[0], because, others)
+        odd = {name: text for name, text in claiming.items() if isinstance(text, str)}
+        if planned is None:
+            return self._nobody_reads(form, claiming)
+        for offer in self.offers:
+            if offer.name == planned and isinstance(self.probes[planned], Usable):
+                others = {**self._reasons({}, "the planner chose another"), **odd}
+                return self._selection(offer, planned_because, others)
+        return self.named(planned)
+
+    def _usable(self) -> list[Offer[Record]]:
+        return [
+            offer
+            for offer in self.offers
+            if offer.name not in self.unfit and isinstance(self.probes[offer.name], Usable)
+        ]
+
+    def _because(self, taken: Offer[Record], superseded: Mapping[str, str]) -> str:
+        over = sorted(name for name, by in superseded.items() if by == taken.name)
+        if over:
+            return f"usable here, and it supersedes {', '.join(over)}"
+        others = "" if self._usable() == [taken] else " that is no fallback"
+        return f"the only {self.role} usable here{others}"
+
+    def _fallback(
+        self, left: Sequence[Offer[Record]], superseded: Mapping[str, str]
+    ) -> Selection | SelectionError:
+        """What is taken when no real record is left: `left` holds usable fallbacks only."""
+        why_not = self._reasons(superseded, "")
+        suspects = [item for item in self.broken if item.concerns(self.role)]
+        if suspects:
+            names = [f"{self.flag} {offer.name}" for offer in left]
+            way = f"go on without with {' or '.join(names)}" if names else "then try again"
+            return SelectionError(
+                f"no {self.role} was chosen, because a plugin that may offer one did not load",
+                "; ".join(map(str, suspects)),
+                f"repair, remove or block that plugin; {way}",
+            )
+        if len(left) > 1:
+            return self._several(left, "all of them are fallbacks")
+        if left:
+            others = {name: why for name, why in why_not.items() if name != left[0].name}
+            found = _listed(others) if others else "no other is installed"
+            notice = f"{self.role} {left[0].name}, the fallback: {found}"
+            return self._selection(left[0], f"the fallback: {found}", others, notice)
+        return SelectionError(
+            f"no {self.wanted or self.role} can be used on this machine",
+            _listed(why_not) if why_not else f"no {self.role} is installed",
+            self._hints() or f"install a plugin that offers one; {_SHOWN}",
+        )
+
+    def _several(self, offers: Sequence[Offer[Record]], why: str) -> SelectionError:
+        names = [offer.name for offer in offers]
+        return SelectionError(
+            f"several {self.role}s can be used: {', '.join(names)}",
+            why,
+            f"choose with {' or '.join(f'{self.flag} {name}' for name in names)}",
+        )
+
+    def _unknown(self, request: str) -> SelectionError:
+        for item in self.broken:
+            if (self.role, request) in item.offered:
+                return SelectionError(
+                    f"{self.role} {request!r} cannot be used",
+                    item.error,
+                    "remove, update or block one of the plugins named",
+                )
+        names = self._names()
+        why = f"there are {', '.join(names)}" if names else f"no {self.role} is installed"
+        failed = [str(item) for item in self.broken if item.concerns(self.role)]
+        if failed:
+            why += f"; plugins that did not load: {'; '.join(failed)}"
+        close = difflib.get_close_matches(request, [*names, AUTO], n=1)
+        guess = f"did you mean {self.flag} {close[0]}? " if close else ""
+        way = f"a plugin that is not installed may offer it; {_SHOWN}"
+        return SelectionError(f"there is no {self.role} {request!r}", why, guess + way)
+
+    def _nobody_reads(self, form: str, claiming: Mapping[str, bool | str]) -> SelectionError:
+        reasons = {}
+        for name, answer in claiming.items():
+            probe = self.probes[name]
+            reasons[name] = probe.reason if isinstance(probe, Unusable) else str(answer)
+        failed = [str(item) for item in self.broken if item.concerns(self.role)]
+        if failed:
+            reasons["plugins that did not load"] = "; ".join(failed)
+        return SelectionError(
+            f"no source reads models of the form {form!r}",
+            _listed(reasons) if reasons else "no source claims that form",
+            self._hints() or "install the plugin that this form of model came from",
+        )
+
+    def _names(self) -> list[str]:
+        return [offer.name for offer in self.offers]
+
+    def _reasons(self, superseded: Mapping[str, str], otherwise: str) -> dict[str, str]:
+        """Why each record was not taken, in the order in which `auto` drops them."""
+        reasons = {}
+        for offer in self.offers:
+            probe = self.probes[offer.name]
+            if offer.name in self.unfit:
+                reasons[offer.name] = self.unfit[offer.name]
+            elif isinstance(probe, Unusable):
+                reasons[offer.name] = probe.reason
+            elif offer.name in superseded:
+                reasons[offer.name] = f"superseded by {superseded[offer.name]}"
+            else:
+                reasons[offer.name] = otherwise or "a fallback, taken only when nothing else is"
+        return reasons
+
+    def _hints(self) -> str:
+        probes = ((offer.name, self.probes[offer.name]) for offer in self.offers)
+        return "; ".join(
+            f"{name}: {probe.hint}"
+            for name, probe in probes
+            if isinstance(probe, Unusable) and probe.hint and name not in self.unfit
+        )
+
+    def _way_on(self, request: str) -> str:
+        usable = [offer.name for offer in self._usable() if offer.name != request]
+        return f"usable here: {', '.join(usable)}" if usable else ""
+
+    def _selection(
+        self, offer: Offer[Record], because: str, others: Mapping[str, str], notice: str = ""
+    ) -> Selection:
+        runners_up = tuple((name, why) for name, why in others.items() if name != offer.name)
+        return Selection(
+            self.role, offer.name, offer.distribution, offer.version, because, runners_up, notice
+        )
+
+
+def _superseded(usable: Sequence[Offer[Record]]) -> dict[str, str]:
+    """Name -> a usable record that supersedes it.
+
+    Counted from records that nothing supersedes: those that only supersede each other all stay,
+    and are several.
+    """
+    direct = {name for offer in usable for name in offer.record.supersedes}
+    by_name = {offer.name: offer for offer in usable}
+    waiting = [offer for offer in usable if offer.name not in direct]
+    found: dict[str, str] = {}
+    for offer in waiting:
+        for name in offer.record.supersedes:
+            if name in by_name and name not in found:
+                waiting.append(by_name[name])
+            found.setdefault(name, offer.name)
+    return found
+
+
+def _claims(record: SourceRecord, form: str) -> bool | str | None:
+    """True, what went wrong, or None where the record does not claim the form."""
+    if record.claims is None:
+        return None
+    try:
+        answer: object = record.claims(form)
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it is reported
+        return f"asked whether it claims the form {form!r}, it raised {type(error).__name__}"
+    if isinstance(answer, bool):
+        return answer or None
+    return f"asked whether it claims the form {form!r}, it returned {type(answer).__name__}"
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in reasons.items())
+
+
+def _joined(*sentences: str) -> str:
+    return "; ".join(sentence for sentence in sentences if sentence)
+
+
+R = TypeVar("R", BackendRecord, AllocatorRecord, SourceRecord)
+
+
+def _sorted(offers: Sequence[Offer[R]]) -> tuple[Offer[R], ...]:
+    return tuple(sorted(offers, key=lambda offer: offer.name))
+
+
+def _sorted_broken(broken: Sequence[Broken]) -> tuple[Broken, ...]:
+    return tuple(sorted(broken, key=lambda item: (item.distribution, item.entry_point, item.error)))

@@ -1,0 +1,140 @@
+"""The resident arena: every expert copied once into host memory, then served from there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from strata_core.errors import StrataError
+from strata_core.interfaces import (
+    Allocator,
+    Expert,
+    ExpertFiles,
+    Piece,
+    Progress,
+    Region,
+    Source,
+    SourceContext,
+    View,
+)
+from strata_core.memory.address import bytes_at
+
+BLOB_ALIGNMENT = 64
+"""Blobs start at multiples of a cache line."""
+
+READERS = 4
+"""Threads that copy layers in at start; reads release the interpreter lock."""
+
+
+class Arena:
+    """All blobs in one region, layer by layer; views are stable until `close`."""
+
+    def __init__(self, experts: ExpertFiles, allocator: Allocator, progress: Progress) -> None:
+        self._experts = experts
+        self._allocator = allocator
+        self._starts = _starts(experts)
+        total = sum(experts.layouts[layer].nbytes * experts.count for layer in experts.layouts)
+        self._region: Region | None = allocator.reserve(
+            _end(experts, self._starts), sorted(self._starts.values()), "the experts"
+        )
+        try:
+            self._fill(total, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _fill(self, total: int, progress: Progress) -> None:
+        progress.start("reading experts", total)
+        try:
+            with ThreadPoolExecutor(READERS, "strata-arena") as pool:
+                jobs = [pool.submit(self._fill_layer, i, progress) for i in self._experts.layouts]
+                try:
+                    for job in jobs:
+                        job.result()
+                finally:
+                    for job in jobs:
+                        job.cancel()
+        finally:
+            progress.done()
+
+    def _fill_layer(self, layer: int, progress: Progress) -> None:
+        for index in range(self._experts.count):
+            expert = Expert(layer, index)
+            layout = self._experts.layouts[layer]
+            target = bytes_at(self._address(expert), layout.nbytes).data
+            self._read(expert, target)
+            progress.advance(layout.nbytes)
+
+    def _read(self, expert: Expert, target: memoryview) -> None:
+        parts = self._experts.layouts[expert.layer].parts
+        for part, piece in zip(parts, self._experts.pieces(expert), strict=True):
+            read_piece(piece, target[part.offset : part.offset + part.nbytes], expert)
+
+    def _address(self, expert: Expert) -> int:
+        if self._region is None:
+            raise StrataError(f"{expert} was asked for after the arena was closed")
+        return self._region.address + self._starts[expert]
+
+    def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
+        """Nothing to do: everything is in memory."""
+
+    def view(self, expert: Expert) -> View:
+        """The blob's place in the arena."""
+        start = self._address(expert)
+        gate, up, down = self._experts.layouts[expert.layer].parts
+        return View((start + gate.offset, start + up.offset, start + down.offset), in_ram=True)
+
+    def read_into(self, expert: Expert, buffer: memoryview) -> int:
+        """Copy the blob to the buffer's start."""
+        size = self._experts.layouts[expert.layer].nbytes
+        buffer[:size] = bytes_at(self._address(expert), size).data
+        return 0
+
+    def release(self, expert: Expert) -> None:
+        """Nothing to do: a blob stays where it is."""
+
+    def close(self) -> None:
+        """Give the region back."""
+        region, self._region = self._region, None
+        if region is not None:
+            self._allocator.release(region)
+
+
+def _starts(experts: ExpertFiles) -> dict[Expert, int]:
+    starts: dict[Expert, int] = {}
+    end = 0
+    for layer, layout in experts.layouts.items():
+        for index in range(experts.count):
+            starts[Expert(layer, index)] = end
+            end += -(-layout.nbytes // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
+    return starts
+
+
+def _end(experts: ExpertFiles, starts: dict[Expert, int]) -> int:
+    last, start = max(starts.items(), key=lambda item: item[1])
+    return start + experts.layouts[last.layer].nbytes
+
+
+def read_piece(piece: Piece, target: memoryview, expert: Expert) -> None:
+    """Read a piece of a file into `target`; a StrataError names expert and file where it fails."""
+    try:
+        with piece.file.open("rb", buffering=0) as file:
+            done = 0
+            while done < piece.nbytes:
+                file.seek(piece.offset + done)
+                got = file.readinto(target[done:])
+                if not got:
+                    raise OSError(f"the file ends at byte {os.fstat(file.fileno()).st_size}")
+                done += got
+    except OSError as error:
+        raise StrataError(
+            f"cannot read {expert} from {piece.file}",
+            f"bytes {piece.offset} to {piece.offset + piece.nbytes}: {error}",
+            "check that the file is complete and was not changed while it was in use",
+        ) from error
+
+
+def build(context: SourceContext) -> Source:
+    """The source of the record `arena`; reads every expert before it returns."""
+    return Arena(context.experts, context.allocator, context.progress)

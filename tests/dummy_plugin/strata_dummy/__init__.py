@@ -1,0 +1,1 @@
+"""Plugins for the tests, one module each."""

@@ -1,0 +1,11 @@
+"""A list of something else."""
+
+from __future__ import annotations
+
+from strata_core.hookspecs import hookimpl
+from strata_dummy import records
+
+
+@hookimpl
+def strata_backends():
+    return [records.backend("first"), "second"]

@@ -1,0 +1,12 @@
+"""A hook that raises."""
+
+from __future__ import annotations
+
+from strata_core.hookspecs import hookimpl
+from strata_dummy import records
+
+
+@hookimpl
+def strata_backends():
+    records.backend("lost")
+    raise RuntimeError("two\nlines")

@@ -1,0 +1,20 @@
+"""A probe that never ends in time."""
+
+from __future__ import annotations
+
+import threading
+
+from strata_core.hookspecs import hookimpl
+from strata_dummy import records
+
+GATE = threading.Event()
+
+
+def probe(machine):
+    GATE.wait(60)
+    return records.anywhere(machine)
+
+
+@hookimpl
+def strata_backends():
+    return [records.backend("slow", probe=probe)]

@@ -1,0 +1,11 @@
+"""A record with a field of the wrong kind."""
+
+from __future__ import annotations
+
+from strata_core.hookspecs import hookimpl
+from strata_dummy import records
+
+
+@hookimpl
+def strata_backends():
+    return [records.backend("fielded", supersedes="reference")]
