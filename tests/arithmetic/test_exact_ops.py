@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from strata_core.checkpoint.hyper import Rope
 from strata_core.kernels import exact
-from strata_core.kernels.rope_table import rope_table
+from strata_core.kernels.rope import angles as rope_table
 
 
 def softmax(x):
