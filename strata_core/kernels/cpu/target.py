@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import llvmlite.binding as llvm
 from attrs import frozen
+from llvmlite import ir
 
 from strata_core.errors import UsageError
 from strata_core.kernels.cpu.emit import F32X8, I8, I16X16, I32X8, Emit, V, vec
@@ -60,6 +61,16 @@ class Target:
             even = products.shuffle(None, range(0, 16, 2))
             pairs = even + products.shuffle(None, range(1, 16, 2))
         return pairs if acc is None else acc + pairs
+
+    def opaque(self, e: Emit, value: V) -> V:
+        """The same vector, hidden from the optimiser.
+
+        LLVM would mask bytes before widening them, which doubles the widening instructions.
+        """
+        if self.variant == "portable":
+            return value
+        kind = ir.FunctionType(value.type, [value.type])
+        return V(e, e.b.asm(kind, "", "=x,0", [value.raw], side_effect=False))
 
     def widen(self, e: Emit, halves: V) -> V:
         """Eight halves, given as int16, as floats; exact, denormals and infinities included."""

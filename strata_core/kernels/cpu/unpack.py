@@ -55,9 +55,9 @@ def _address(e: Emit, target: Target, p: V) -> V:
     return p
 
 
-def _nibbles(e: Emit, p: V, offset: int) -> tuple[V, V]:
+def _nibbles(e: Emit, target: Target, p: V, offset: int) -> tuple[V, V]:
     """Low and high nibbles of 16 bytes, each as sixteen int16."""
-    n = e.load(I8X16, p, offset).zext(I16X16)
+    n = target.opaque(e, e.load(I8X16, p, offset).zext(I16X16))
     return n & 15, n >> 4
 
 
@@ -91,13 +91,11 @@ def _q8_0(e: Emit, target: Target, p: V, at: int) -> tuple[V, V]:
 
 
 def _q4_0(e: Emit, target: Target, p: V, at: int) -> tuple[V, V]:
-    del target
-    return _nibbles(e, p, at + 2)
+    return _nibbles(e, target, p, at + 2)
 
 
 def _q4_1(e: Emit, target: Target, p: V, at: int) -> tuple[V, V]:
-    del target
-    return _nibbles(e, p, at + 4)
+    return _nibbles(e, target, p, at + 4)
 
 
 def _with_fifth(e: Emit, low: V, p: V, offset: int, if_set: int, if_clear: int) -> V:
@@ -108,15 +106,13 @@ def _with_fifth(e: Emit, low: V, p: V, offset: int, if_set: int, if_clear: int) 
 
 
 def _q5_0(e: Emit, target: Target, p: V, at: int) -> tuple[V, V]:
-    del target
-    first, second = _nibbles(e, p, at + 6)
+    first, second = _nibbles(e, target, p, at + 6)
     # n - 16 with the fifth bit set, else the nibble below zero: -16 | nibble
     return _with_fifth(e, first, p, at + 2, 0, -16), _with_fifth(e, second, p, at + 4, 0, -16)
 
 
 def _q5_1(e: Emit, target: Target, p: V, at: int) -> tuple[V, V]:
-    del target
-    first, second = _nibbles(e, p, at + 8)
+    first, second = _nibbles(e, target, p, at + 8)
     return _with_fifth(e, first, p, at + 4, 16, 0), _with_fifth(e, second, p, at + 6, 16, 0)
 
 
@@ -134,7 +130,7 @@ def _mxfp4(e: Emit, target: Target, p: V, b: int) -> tuple[V, V]:
     if target.shuffles_bytes:
         n = e.load(I8X16, p, b * stride + 1)
         return target.mxfp4(e, n & 15), target.mxfp4(e, n >> 4)
-    first, second = _nibbles(e, p, b * stride + 1)
+    first, second = _nibbles(e, target, p, b * stride + 1)
     return _mxfp4_value(e, first), _mxfp4_value(e, second)
 
 
@@ -170,27 +166,29 @@ def _open_super(e: Emit, target: Target, p: V) -> _Super:
     return _Super(p, {})
 
 
-def _wide(e: Emit, s: _Super, offset: int) -> V:
+def _wide(e: Emit, target: Target, s: _Super, offset: int) -> V:
     """Sixteen bytes as sixteen int16."""
-    return s.once(f"wide {offset}", lambda: e.load(I8X16, s.p, offset).zext(I16X16))
+
+    def make() -> V:
+        return target.opaque(e, e.load(I8X16, s.p, offset).zext(I16X16))
+
+    return s.once(f"wide {offset}", make)
 
 
-def _k_nibbles(e: Emit, s: _Super, b: int, offset: int) -> tuple[V, V]:
-    halves = [_wide(e, s, offset + b // 2 * 32 + part) for part in (0, 16)]
+def _k_nibbles(e: Emit, target: Target, s: _Super, b: int, offset: int) -> tuple[V, V]:
+    halves = [_wide(e, target, s, offset + b // 2 * 32 + part) for part in (0, 16)]
     first, second = (h >> 4 if b % 2 else h & 15 for h in halves)
     return first, second
 
 
 def _q4_k(e: Emit, target: Target, s: _Super, b: int) -> tuple[V, V]:
-    del target
-    return _k_nibbles(e, s, b, 16)
+    return _k_nibbles(e, target, s, b, 16)
 
 
 def _q5_k(e: Emit, target: Target, s: _Super, b: int) -> tuple[V, V]:
-    del target
     joined = []
-    for part, low in zip((0, 16), _k_nibbles(e, s, b, 48), strict=True):
-        h = _wide(e, s, 16 + part)
+    for part, low in zip((0, 16), _k_nibbles(e, target, s, b, 48), strict=True):
+        h = _wide(e, target, s, 16 + part)
         moved = h << (4 - b) if b <= 4 else h >> (b - 4)
         joined.append(low | (moved & 16))
     return joined[0], joined[1]
@@ -212,13 +210,12 @@ def _k_scales(e: Emit, target: Target, s: _Super) -> Scales:
 
 
 def _q6_k(e: Emit, target: Target, s: _Super, b: int) -> tuple[V, V]:
-    del target
     group, k = divmod(b, 4)
     scaled = []
     for part in range(2):
-        four = _wide(e, s, 64 * group + 32 * (k & 1) + 16 * part)
+        four = _wide(e, target, s, 64 * group + 32 * (k & 1) + 16 * part)
         four = four >> 4 if k >= 2 else four & 15
-        two = _wide(e, s, 128 + 32 * group + 16 * part)
+        two = _wide(e, target, s, 128 + 32 * group + 16 * part)
         two = (two << (4 - 2 * k) if k <= 2 else two >> 2) & 0x30
         scale = e.splat(e.load(I8, s.p, 192 + 2 * b + part).sext(I16), 16)
         scaled.append(((four | two) - 32) * scale)
