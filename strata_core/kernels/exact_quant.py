@@ -229,9 +229,9 @@ def product(blocks: Blocks, x: Activations) -> Floats:
 
 def values(blocks: Blocks) -> Floats:
     """The weights as float32 [N, B * 32]: section 3.3."""
-    scale = np.repeat(blocks.scale, 16, axis=2).astype(np.float32)
+    scaled = np.repeat(blocks.scale, 16, axis=2) * blocks.w
     with np.errstate(all="ignore"):
-        w = (blocks.d[..., None] * scale) * blocks.w.astype(np.float32)
+        w = blocks.d[..., None] * scaled.astype(np.float32)
         if blocks.low is not None and blocks.m is not None:
             low = (blocks.m * blocks.low.astype(np.float32))[..., None]
             w = w - low if blocks.sign < 0 else w + low

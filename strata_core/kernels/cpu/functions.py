@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from strata_core.kernels.cpu.emit import F32, I32, Emit, V, vec
+from strata_core.kernels.cpu.emit import I32, Emit, V, vec
 from strata_core.kernels.exact_math import (
     EXP,
     EXP_HIGH,

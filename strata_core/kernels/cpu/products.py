@@ -104,8 +104,7 @@ def fold_rows(e: Emit, stripes: V) -> V:
     for upper in (0, 1):
         lanes = [0, 1, 2, 3, 8, 9, 10, 11] if not upper else [4, 5, 6, 7, 12, 13, 14, 15]
         for base in (0, 4):
-            for k in (0, 1):
-                columns.append(fours[base + k].shuffle(fours[base + 2 + k], lanes))
+            columns += [fours[base + k].shuffle(fours[base + 2 + k], lanes) for k in (0, 1)]
     total = columns[0]
     for column in columns[1:]:
         total = total + column
@@ -158,16 +157,17 @@ class Tokens:
         return e.load(I64, self.xs + t * 8, align=8) + self.offset
 
 
-ROWS_ARGS = 7
-"""Arguments of a rows function: w, stride, blocks, tokens, xs, ys, rows."""
+ROWS_ARGS = 8
+"""Arguments of a rows function: w, stride, blocks, tokens, xs, ys, y_offset, rows."""
 
 
 def emit_rows(module: ir.Module, target: Target, type_name: str) -> str:
-    """Define `rows_TYPE(w, stride, blocks, tokens, xs, ys, rows)` and return its name.
+    """Define `rows_TYPE(w, stride, blocks, tokens, xs, ys, y_offset, rows)` and return its name.
 
     Multiplies `rows` weight rows, the first at address `w`, `stride` bytes apart, of `blocks`
     blocks each, with `tokens` (1 to TILE_TOKENS) activation rows. `xs` and `ys` are addresses of
-    int64 addresses: of each token's first record, and of its float32 output for the first row.
+    int64 addresses: of each token's first record, and of its float32 output, where the first row's
+    result lies `y_offset` bytes in.
     """
     name = f"rows_{type_name}"
     kind = ir.FunctionType(VOID, [I64] * ROWS_ARGS)
@@ -178,8 +178,8 @@ def emit_rows(module: ir.Module, target: Target, type_name: str) -> str:
     stripes = e.scratch(32 * TILE_ROWS * TILE_TOKENS)
     halves = e.scratch(32 * TILE_TOKENS)
     tail = e.scratch(GROUP_BYTES[type_name])
-    w, stride, blocks, tokens, xs, ys, rows = e.args
-    shape = _Shape(w, stride, blocks, tokens, xs, ys, rows)
+    w, stride, blocks, tokens, xs, ys, y_offset, rows = e.args
+    shape = _Shape(w, stride, blocks, tokens, xs, ys, y_offset, rows)
     work = _Work(stripes, halves, tail)
     with e.b.if_else(tokens.compare("==", 1).raw) as (one, many):
         with one:
@@ -193,9 +193,15 @@ def emit_rows(module: ir.Module, target: Target, type_name: str) -> str:
 class _Shape:
     """The arguments of a rows function."""
 
-    def __init__(self, w: V, stride: V, blocks: V, tokens: V, xs: V, ys: V, rows: V) -> None:
-        self.w, self.stride, self.blocks = w, stride, blocks
-        self.tokens, self.xs, self.ys, self.rows = tokens, xs, ys, rows
+    def __init__(
+        self, w: V, stride: V, blocks: V, tokens: V, xs: V, ys: V, y_offset: V, rows: V
+    ) -> None:
+        self.w, self.stride, self.blocks, self.rows = w, stride, blocks, rows
+        self.tokens, self.xs, self.ys, self.y_offset = tokens, xs, ys, y_offset
+
+    def y(self, e: Emit, t: V) -> V:
+        """Address of token `t`'s result for the first row."""
+        return e.load(I64, self.ys + t * 8, align=8) + self.y_offset
 
 
 class _Work:
@@ -216,7 +222,7 @@ def _copy_tail(e: Emit, type_name: str, shape: _Shape, work: _Work, row: V, whol
 def _rows_one(e: Emit, target: Target, type_name: str, shape: _Shape, work: _Work) -> None:
     unpack, size = UNPACK[type_name], GROUP_BYTES[type_name]
     x = e.load(I64, shape.xs, align=8)
-    y = e.load(I64, shape.ys, align=8)
+    y = shape.y(e, e.i64(0))
     whole = shape.blocks // 8
     acc = e.var(F32X8, 0.0)
     with e.loop(0, shape.rows) as r:
@@ -262,6 +268,6 @@ def _rows_many(e: Emit, target: Target, type_name: str, shape: _Shape, work: _Wo
                 _group_many(e, target, unpack, work.tail, tokens, work.stripes + r * 32)
         folded = e.scratch(32)
         with e.loop(0, shape.tokens) as t:
-            y = e.load(I64, shape.ys + t * 8, align=8) + first * 4
+            y = shape.y(e, t) + first * 4
             e.store(fold_rows(e, work.stripes + t * (32 * TILE_ROWS)), folded, align=32)
             e.copy(y, folded, rows * 4)

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import frozen
 
 from strata_core.checkpoint.types import TYPES
-from strata_core.kernels.cpu.emit import F32X8, I8, I16, I16X16, I32, I32X8, I64, Emit, V, vec
+from strata_core.kernels.cpu.emit import F32, F32X8, I8, I16, I16X16, I32, I32X8, I64, Emit, V, vec
 from strata_core.kernels.cpu.target import Target
 
 I8X16 = vec(I8, 16)
@@ -41,13 +41,28 @@ Context = Any
 
 @frozen
 class Unpack:
-    """How one type is taken apart. `open(e, target, p)` comes first, `p` the address of 8 blocks."""
+    """How one type is taken apart. `open(e, target, p)` comes first; `p` is where 8 blocks lie."""
 
     open: Callable[[Emit, Target, V], Context]
     w: Callable[[Emit, Target, Context, int], tuple[V, V]]
     scales: Callable[[Emit, Target, Context], Scales]
     bias: int = 0
     sign: int = 0
+
+    def value(self, e: Emit, scales: Scales, block: int, ints: V) -> V:
+        """Single weights of a block as floats, from eight of its integers as int32."""
+        if self.bias:
+            ints = ints - self.bias
+        if scales.scale is not None:
+            ints = ints * e.splat(scales.scale[block])
+        # products of half scales and these integers are exact, or (Q6_K) rounded here once
+        product = e.splat(scales.d[block]) * ints.to_float()
+        if scales.m is None:
+            return product
+        low = scales.m[block]
+        if scales.low is not None:
+            low = low * scales.low[block].to_float(F32)
+        return product - e.splat(low) if self.sign < 0 else product + e.splat(low)
 
 
 def _address(e: Emit, target: Target, p: V) -> V:
