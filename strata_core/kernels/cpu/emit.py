@@ -7,7 +7,7 @@ operations are plain LLVM ones without fast-math flags, so each rounds once and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -302,7 +302,55 @@ class Emit:
         """The smaller of signed integers."""
         return self._overloaded("smin", a, b)
 
+    def call_address(self, address: V, kind: ir.FunctionType, *args: V) -> V:
+        """Call the function that lies at an address."""
+        pointer = self.b.inttoptr(address.raw, kind.as_pointer())
+        return V(self, self.b.call(pointer, [a.raw for a in args]))
+
+    # words shared between threads
+
+    def load_acquire(self, address: V, order: str = "acquire") -> V:
+        """An int64 word; later accesses of this thread come after it.
+
+        With `order` "seq_cst" it also takes its place among all exchanges and `fetch_add`s.
+        """
+        pointer = self.b.inttoptr(address.raw, POINTER)
+        return V(self, self.b.load_atomic(pointer, order, 8, typ=I64))
+
+    def store_release(self, value: V, address: V) -> None:
+        """Store an int64 word; earlier accesses of this thread come before it."""
+        pointer = self.b.inttoptr(address.raw, POINTER)
+        self.b.store_atomic(value.raw, pointer, "release", 8)
+
+    def fetch_add(self, address: V, value: V | int) -> V:
+        """Add to an int64 word in one total order; the value before."""
+        pointer = self.b.inttoptr(address.raw, POINTER)
+        addend = value.raw if isinstance(value, V) else ir.Constant(I64, value)
+        return V(self, self.b.atomic_rmw("add", pointer, addend, "seq_cst"))
+
+    def exchange(self, address: V, value: int) -> V:
+        """Replace an int64 word in one total order; the value before."""
+        pointer = self.b.inttoptr(address.raw, POINTER)
+        return V(self, self.b.atomic_rmw("xchg", pointer, ir.Constant(I64, value), "seq_cst"))
+
     # control
+
+    @contextmanager
+    def forever(self) -> Iterator[Callable[[V], None]]:
+        """A loop that ends where the body calls the given function with a condition that holds."""
+        body = self.function.append_basic_block("again")
+        after = self.function.append_basic_block("left")
+        self.b.branch(body)
+        self.b.position_at_end(body)
+
+        def leave_if(condition: V) -> None:
+            go_on = self.function.append_basic_block("stay")
+            self.b.cbranch(condition.raw, after, go_on)
+            self.b.position_at_end(go_on)
+
+        yield leave_if
+        self.b.branch(body)
+        self.b.position_at_end(after)
 
     @contextmanager
     def loop(self, start: V | int, stop: V | int, step: int = 1) -> Iterator[V]:

@@ -47,6 +47,7 @@ class Compiler:
     def __init__(self, target: Target, cache: Path | None, degrade: Report) -> None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()
         self.target = target
         self.compiled = 0
         self._cache = cache
