@@ -10,10 +10,10 @@ from attrs import define, field
 
 from strata_core.cli.command import Invocation, command, model_argument
 from strata_core.cli.console import Console, print_error
-from strata_core.cli.loading import chosen, degradation_lines, facts, loaded
+from strata_core.cli.loading import chosen, facts, loaded, notes
 from strata_core.cli.prompt import decoded
 from strata_core.cli.request import Request, request_options
-from strata_core.errors import UsageError
+from strata_core.errors import StrataError, UsageError
 from strata_core.setting_table import LOADING
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def command_object(
         talk = Talk(running, invocation.console, options, raw, system)
         talk.check(model)
         invocation.console.note(chosen(running.selections))
-        for line in degradation_lines(running.degradations):
+        for line in notes(running):
             invocation.console.note(line)
         interrupted = talk.go_on()
         invocation.console.document({"messages": talk.messages, **facts(running)})
@@ -97,9 +97,10 @@ class Talk:
             self.messages.append({"role": "user", "content": turn})
             try:
                 request = self._answer()
-            except UsageError as error:  # e.g. the conversation has outgrown the context
+            except StrataError as error:
                 self.messages.pop()
-                if not self._typed:
+                # Whoever types can go on after bad input, such as a turn too long for the context.
+                if not self._typed or error.exit_code != UsageError.exit_code:
                     raise
                 print_error(error, json_wanted=False)
                 continue

@@ -9,7 +9,7 @@ import click
 
 from strata_core.cli.command import Invocation, command, model_argument
 from strata_core.cli.console import Console
-from strata_core.cli.loading import chosen, degradation_lines, facts, loaded
+from strata_core.cli.loading import chosen, facts, loaded, notes
 from strata_core.cli.prompt import read_prompt
 from strata_core.cli.request import Request, request_options
 from strata_core.setting_table import LOADING
@@ -80,7 +80,7 @@ def _document(model: Model, request: Request, took: float) -> dict[str, Any]:
         "text": request.answer,
         "token_ids": list(done.token_ids) if done else request.token_ids,
         "reason": done.reason if done else "cancelled",
-        "prompt_tokens": done.prompt_tokens if done else None,
+        "prompt_tokens": done.prompt_tokens if done else request.prompt_tokens,
         "first_logits_sha256": done.first_logits_sha256 if done else None,
         **facts(model),
         "timings": {
@@ -99,11 +99,12 @@ def _summary(model: Model, request: Request) -> list[str]:
         line = f"interrupted after {len(request.token_ids)} tokens"
     else:
         line = f"prompt {_rate(done.prompt_tokens, done.prompt_s)}"
-        if done.rounds:
-            line += f", then {_rate(len(done.token_ids), done.decode_s)}"
+        # The first token comes out of the prompt's last round.
+        if len(done.token_ids) > 1:
+            line += f", then {_rate(len(done.token_ids) - 1, done.decode_s)}"
         line += f" ({done.reason})"
     line += f"; loaded in {model.timings['load_s']:.2f} s; {chosen(model.selections)}"
-    return [line, *degradation_lines(model.degradations)]
+    return [line, *notes(model)]
 
 
 def _rate(tokens: int, seconds: float) -> str:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from strata_core.cli.command import Invocation
-from strata_core.errors import Degradation
 
 if TYPE_CHECKING:
     from strata_core.api import Model
@@ -28,9 +27,6 @@ def loaded(invocation: Invocation, name: str) -> Iterator[Model]:
     finally:
         progress.close()
     with model:
-        for selection in model.selections:
-            if selection.notice:
-                invocation.console.note(selection.notice)
         yield model
 
 
@@ -47,11 +43,12 @@ def facts(model: Model) -> dict[str, Any]:
     }
 
 
+def notes(model: Model) -> list[str]:
+    """Lines for the user: notices of selections, and what works less well than it could."""
+    lines = [selection.notice for selection in model.selections if selection.notice]
+    return lines + [f"degraded: {item}" for item in model.degradations]
+
+
 def chosen(selections: Iterable[Selection]) -> str:
     """The selections in a few words, e.g. "backend reference, source arena"."""
     return ", ".join(f"{item.role} {item.name}" for item in selections)
-
-
-def degradation_lines(degradations: Iterable[Degradation]) -> list[str]:
-    """One line for each degradation."""
-    return [f"degraded: {item}" for item in degradations]

@@ -7,7 +7,7 @@ import time
 import click
 
 from strata_core.cli.command import Invocation, command, model_argument
-from strata_core.cli.loading import chosen, degradation_lines, facts, loaded
+from strata_core.cli.loading import chosen, facts, loaded, notes
 from strata_core.cli.numbers import whole
 from strata_core.cli.prompt import read_text
 from strata_core.errors import UsageError
@@ -54,13 +54,10 @@ def command_object(invocation: Invocation, model: str, text_file: str, context: 
             )
         ids = running.tokenizer.encode(text)
         progress = console.progress()
-
-        def on_window(done: int, total: int) -> None:
-            progress.reach("perplexity", done, total, "windows")
-
+        progress.begin("perplexity", 0, "windows")
         started = time.perf_counter()
         try:
-            result = running.perplexity(ids, context, on_window=on_window)
+            result = running.perplexity(ids, context, on_window=progress.reach)
         finally:
             progress.close()
         took = time.perf_counter() - started
@@ -82,5 +79,5 @@ def command_object(invocation: Invocation, model: str, text_file: str, context: 
             }
         )
         console.note(f"{len(ids) / took:.1f} tokens/s; {chosen(running.selections)}")
-        for line in degradation_lines(running.degradations):
+        for line in notes(running):
             console.note(line)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import define, field
+
+from strata_core.cli.words import size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -65,12 +67,11 @@ class TerminalProgress:
                 piece.drawn = now
                 self._draw(piece)
 
-    def reach(self, label: str, moved: int, total: int, unit: str) -> None:
-        """Begin a piece of work unless one is going on, and say how far it is."""
+    def reach(self, moved: int, total: int) -> None:
+        """Say how far the piece that began last is, and how far it goes, where that comes late."""
         with self._lock:
-            idle = not self._pieces
-        if idle:
-            self.begin(label, total, unit)
+            if self._pieces:
+                self._pieces[-1].total = total
         self.advance(moved - self.moved)
 
     @property
@@ -106,37 +107,37 @@ class TerminalProgress:
             self._display = _display()
             self._display.start()
         if piece.task is None:
-            piece.task = self._display.add_task(
-                piece.label, total=piece.total or None, amount="", rate=""
-            )
-        rate = piece.moved / max(piece.drawn - piece.started, 1e-9)
+            piece.task = self._display.add_task(piece.label, amount="")
         self._display.update(
             piece.task,
+            total=piece.total or None,
             completed=piece.moved,
-            amount=f"{_amount(piece.moved, piece.unit)} of {_amount(piece.total, piece.unit)}",
-            rate=f"{_amount(rate, piece.unit)}/s",
+            amount=_amount(piece, piece.drawn - piece.started),
         )
 
 
-def _amount(number: float, unit: str) -> str:
-    if unit != "bytes":
-        return f"{number:.0f} {unit}"
-    for name in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {name}"
-        number /= 1024
-    return f"{number:.2f} GiB"
+def _amount(piece: _Piece, seconds: float) -> str:
+    """How much of how much, at what rate, and how long it will still take."""
+    rate = piece.moved / seconds
+    if piece.unit == "bytes":
+        text = f"{size(piece.moved)} of {size(piece.total)}, {size(rate)}/s"
+    else:
+        digits = 0 if rate >= 10 else 1
+        text = f"{piece.moved} of {piece.total} {piece.unit}, {rate:.{digits}f}/s"
+    if rate > 0:
+        left = round(max(0, piece.total - piece.moved) / rate)
+        text += f", {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+    return text
 
 
 def _display() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns: tuple[Any, ...] = (
+    return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[amount]}", markup=False),
-        TextColumn("{task.fields[rate]}", markup=False),
-        TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
     )
-    return Progress(*columns, console=Console(file=sys.stderr), transient=True)

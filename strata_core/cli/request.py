@@ -127,6 +127,7 @@ class Request:
     ignore_eos: bool
     token_ids: list[int] = field(factory=list)
     text: str = ""
+    prompt_tokens: int | None = None
     finished: Finished | None = None
     interrupted: bool = False
 
@@ -161,6 +162,7 @@ class Request:
         `interrupted`; the next one kills the process. The iterator is closed whatever happens,
         which cancels what is still running.
         """
+        progress.begin("prompt", 0, "tokens")
         try:
             with _interrupts():
                 for event in events:
@@ -179,7 +181,8 @@ class Request:
         from strata_core.engine.messages import Finished, PromptProgress, Token
 
         if isinstance(event, PromptProgress):
-            progress.reach("prompt", event.done, event.total, "tokens")
+            self.prompt_tokens = event.total
+            progress.reach(event.done, event.total)
         elif isinstance(event, Token):
             progress.close()
             self.token_ids.append(event.id)

@@ -155,7 +155,7 @@ BAD = [
     ("ram_budget", 10**400, "GiB"),
     ("ram_budget", True, "GiB"),
     ("ram_budget", [1], "GiB"),
-    ("vram_budget", "-3", "above 0"),
+    ("ram_budget", "-3", "above 0"),
     ("ram_reserve_gib", "-1", "at least 0"),
     ("kv", "fp8", "fp32, fp16, int8"),
     ("kv", ["fp16"], "fp32, fp16, int8"),

@@ -1,0 +1,174 @@
+"""How a run ends early: Ctrl-C, a reader that goes away, an output that is full."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strata_core.cli.progress import TerminalProgress
+from strata_core.cli.request import Request
+from strata_core.engine.messages import Event, Finished, PromptProgress, Token
+from strata_core.sampler import Sampling
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and pipes")
+
+LONG = ("generate", "demo", "In the beginning", "-n", "2000", "--ignore-eos")
+
+
+def stop(child) -> tuple[bytes, bytes]:
+    child.send_signal(signal.SIGINT)
+    return child.communicate(timeout=30)
+
+
+def test_ctrl_c_prints_what_there_is(process) -> None:
+    child = process(*LONG)
+    first = child.stdout.read(20)
+    rest, err = stop(child)
+    assert child.returncode == 130
+    assert len(first) == 20
+    assert (first + rest).endswith(b"\n")
+    assert b"interrupted after" in err
+    assert b"Traceback" not in err
+
+
+def test_ctrl_c_leaves_one_document(process) -> None:
+    child = process(*LONG, "--json")
+    # Nothing shows that tokens come; wait until the engine's thread has been up for a while.
+    wait_for_threads(child.pid, 2)
+    out, err = stop(child)
+    assert child.returncode == 130
+    assert err == b""
+    document = json.loads(out)
+    if "error" in document:  # the signal came while the model was still loading
+        assert document["error"]["what"] == "interrupted"
+    else:
+        assert document["reason"] == "cancelled"
+        assert isinstance(document["token_ids"], list)
+
+
+def wait_for_threads(pid: int, count: int) -> None:
+    import time
+
+    tasks = Path(f"/proc/{pid}/task")
+    if not tasks.exists():
+        pytest.skip("threads are counted through /proc")
+    for _ in range(1000):
+        if len(list(tasks.iterdir())) >= count:
+            time.sleep(1.0)
+            return
+        time.sleep(0.01)
+    pytest.fail("the process started no thread")
+
+
+def test_closed_pipe_ends_quietly(process) -> None:
+    child = process(*LONG)
+    assert len(child.stdout.read(5)) == 5
+    child.stdout.close()
+    child.wait(timeout=30)
+    assert child.stderr.read() == b""
+    assert child.returncode == 0
+
+
+def test_pipe_closed_before_anything(process) -> None:
+    child = process("plugins")
+    child.stdout.close()
+    child.wait(timeout=30)
+    assert child.stderr.read() == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_full_output_is_an_error(process) -> None:
+    with Path("/dev/full").open("wb") as full:
+        child = process("plugins", stdout=full)
+        _, err = child.communicate(timeout=30)
+    assert child.returncode == 1
+    assert len(err.splitlines()) == 3
+    assert b"the output cannot be written" in err
+
+
+# --- the request itself ------------------------------------------------------------------------
+
+
+def token(number: int, text: str) -> Token:
+    return Token("r", number, text, number)
+
+
+class Events:
+    """Test double of a generation: yields events, or raises one that is an exception."""
+
+    def __init__(self, *events: object) -> None:
+        self.events = iter(events)
+        self.closed = False
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        event = next(self.events)
+        if isinstance(event, int):
+            signal.raise_signal(event)
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def request() -> Request:
+    return Request(8, Sampling(), (), ignore_eos=False)
+
+
+def finished(text: str) -> Finished:
+    return Finished(
+        request="r", reason="length", text=text, token_ids=(1, 2), prompt_tokens=3,
+        first_logits_sha256="", prompt_s=1.0, decode_s=1.0, rounds=1,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def _handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_handler")
+def test_first_interrupt_cancels_and_the_next_kills() -> None:
+    shown: list[tuple[int | None, str]] = []
+    events = Events(PromptProgress("r", 1, 3), token(1, "a"), signal.SIGINT, token(2, "b"))
+    asked = request()
+    asked.follow(events, lambda *pair: shown.append(pair), TerminalProgress(shown=False))
+    assert asked.interrupted
+    assert events.closed
+    assert (asked.token_ids, asked.answer) == ([1], "a")
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("_handler")
+@pytest.mark.parametrize("end", [finished("ab"), RuntimeError("lost")])
+def test_the_handler_is_put_back(end) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    events = Events(token(1, "a"), end)
+    asked = request()
+    if isinstance(end, RuntimeError):
+        with pytest.raises(RuntimeError, match="lost"):
+            asked.follow(events, lambda *_: None, TerminalProgress(shown=False))
+    else:
+        asked.follow(events, lambda *_: None, TerminalProgress(shown=False))
+    assert events.closed
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_text_held_back_is_shown_at_the_end() -> None:
+    shown: list[tuple[int | None, str]] = []
+    events = Events(token(1, "a"), token(2, ""), finished("ab"))
+    asked = request()
+    asked.follow(events, lambda *pair: shown.append(pair), TerminalProgress(shown=False))
+    assert shown == [(1, "a"), (2, ""), (None, "b")]
+    assert asked.answer == "ab"
