@@ -190,6 +190,10 @@ def attend(kernels, kv_type, k, v, q, positions, window, layer=1):
     kernels.call("attention", (kv_type, dim), [*args, window or 0, splits], units)
     out = np.empty_like(q)
     kernels.call("merge", (dim,), [out, partials, positions, heads, window or 0, splits], tokens)
+    whole = np.empty_like(q)
+    args = [q, whole, positions, places, layer * count, width, kv_heads, heads // kv_heads]
+    kernels.call("whole_attention", (kv_type, dim), [*args, window or 0], tokens * kv_heads)
+    assert whole.tobytes() == out.tobytes()
     return out
 
 

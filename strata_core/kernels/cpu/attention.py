@@ -162,20 +162,47 @@ def emit_attention(module: ir.Module, target: Target, kv_type: str, head_dim: in
             token, rest = unit // (a.kv_heads * splits), unit % (a.kv_heads * splits)
             head, number = rest // splits, rest % splits
             seen = _range(e, a, token)
-            start = (seen.split + number) * SPLIT
-            first, stop = e.smax(start, seen.first), e.smin(start + SPLIT, seen.end)
-            with e.when(first < stop):
-                at = (token * heads + head * a.group) * splits + number
-                out = a.partials + at * row
-                _clear_partials(e, out, a.group, splits * row, head_dim)
-                tile.scale_queries(a.q + (token * heads + head * a.group) * (4 * head_dim), a.group)
-                first_tile = (first // TILE) * TILE
-                with e.loop(first_tile, stop, TILE) as p:
-                    low, high = e.smax(p, first), e.smin(p + TILE, stop)
-                    tile.read(a, token, head, p, low, high)
-                    with e.loop(0, a.group) as g:
-                        partial = out + g * (splits * row)
-                        tile.attend(tile.queries + g * (4 * head_dim), partial, low - p, high - p)
+            with e.when((seen.split + number) * SPLIT < seen.end):
+                first_head = token * heads + head * a.group
+                tile.scale_queries(a.q + first_head * (4 * head_dim), a.group)
+                out = a.partials + (first_head * splits + number) * row
+                tile.split(a, token, head, seen, seen.split + number, out, splits * row)
+
+
+WHOLE_ARGS = (
+    "q",
+    "out",
+    "positions",
+    "places",
+    "layer_offset",
+    "width",
+    "kv_heads",
+    "group",
+    "window",
+)
+
+
+def emit_whole_attention(module: ir.Module, target: Target, kv_type: str, head_dim: int) -> None:
+    """`whole_attention`: a unit is (token, KV head) with all its splits; the same bits.
+
+    For windows of many tokens, where the partials of all splits would not fit memory.
+    """
+    row = 4 * (PARTIAL_HEAD + head_dim)
+    with step(module, "whole_attention", WHOLE_ARGS) as (e, a, begin, end):
+        tile = _Tile(e, target, kv_type, head_dim)
+        state, part = e.scratch(MOST_GROUP * row), e.scratch(MOST_GROUP * row)
+        with e.loop(begin, end) as unit:
+            token, head = unit // a.kv_heads, unit % a.kv_heads
+            first_head = unit * a.group
+            seen = _range(e, a, token)
+            tile.scale_queries(a.q + first_head * (4 * head_dim), a.group)
+            tile.split(a, token, head, seen, seen.split, state, e.i64(row))
+            with e.loop(seen.split + 1, (seen.end - 1) // SPLIT + 1) as number:
+                tile.split(a, token, head, seen, number, part, e.i64(row))
+                with e.loop(0, a.group) as g:
+                    _fold_partial(e, state + g * row, part + g * row, head_dim)
+            with e.loop(0, a.group) as g:
+                _divide(e, state + g * row, a.out + (first_head + g) * (4 * head_dim), head_dim)
 
 
 def _clear_partials(e: Emit, out: V, group: V, pitch: V, head_dim: int) -> None:
@@ -216,17 +243,31 @@ class _Tile:
                 self._widen(source, line, to + (p - start) * (4 * self.dim))
 
     def _widen(self, source: V, scales: V, to: V) -> None:
+        """One row of `dim` stored elements as floats."""
         e = self.e
-        for i in range(0, self.dim, 8):
+        with e.loop(0, self.dim, 8) as i:
             if self.kv_type == "fp32":
-                value = e.load(F32X8, source, 4 * i)
+                value = e.load(F32X8, source + i * 4)
             elif self.kv_type == "fp16":
-                value = self.target.widen(e, e.load(vec(I16, 8), source, 2 * i))
+                value = self.target.widen(e, e.load(vec(I16, 8), source + i * 2))
             else:
-                half = e.splat(e.load(I16, scales, i // 32 * 2))
-                q = e.load(vec(I8, 8), source, i).sext(I32X8)
+                half = e.splat(e.load(I16, scales + (i // 32) * 2))
+                q = e.load(vec(I8, 8), source + i).sext(I32X8)
                 value = q.to_float() * self.target.widen(e, half)
-            e.store(value, to, 4 * i, align=32)
+            e.store(value, to + i * 4, align=32)
+
+    def split(self, a: Args, token: V, head: V, seen: _Range, number: V, out: V, pitch: V) -> None:
+        """One split of a token's KV head: the partials of all its heads, `pitch` bytes apart."""
+        e = self.e
+        _clear_partials(e, out, a.group, pitch, self.dim)
+        start = number * SPLIT
+        first, stop = e.smax(start, seen.first), e.smin(start + SPLIT, seen.end)
+        with e.loop((first // TILE) * TILE, stop, TILE) as p:
+            low, high = e.smax(p, first), e.smin(p + TILE, stop)
+            self.read(a, token, head, p, low, high)
+            with e.loop(0, a.group) as g:
+                query = self.queries + g * (4 * self.dim)
+                self.attend(query, out + g * pitch, low - p, high - p)
 
     def attend(self, query: V, partial: V, low: V, high: V) -> None:
         """One head over rows `low` .. `high` - 1 of the tile: steps 1 to 4 of section 9."""
@@ -251,35 +292,37 @@ class _Tile:
         """Scores of the tile's rows, -infinity outside `low` .. `high` - 1."""
         e = self.e
         numbers = e.const(I32X8, list(range(8)))
-        for k in range(0, TILE, 8):
-            acc = [e.const(F32X8, 0.0) for _ in range(8)]
-            for i in range(0, self.dim, 8):
-                q = e.load(F32X8, query, 4 * i, align=32)
+        with e.loop(0, TILE, 8) as k:
+            acc = [e.var(F32X8, 0.0) for _ in range(8)]
+            rows = self.keys + k * (4 * self.dim)
+            with e.loop(0, self.dim, 8) as i:
+                q = e.load(F32X8, query + i * 4, align=32)
                 for j in range(8):
-                    key = e.load(F32X8, self.keys, 4 * ((k + j) * self.dim + i), align=32)
-                    acc[j] = e.fma(q, key, acc[j])
+                    key = e.load(F32X8, rows + i * 4, 4 * j * self.dim, align=32)
+                    acc[j].set(e.fma(q, key, acc[j].get()))
             for j in range(8):
-                e.store(acc[j], self.stripes, 32 * j, align=32)
-            row = numbers + k
+                e.store(acc[j].get(), self.stripes, 32 * j, align=32)
+            row = numbers + e.splat(k.trunc(I32))
             inside = (row >= e.splat(low.trunc(I32))) & (row < e.splat(high.trunc(I32)))
             folded = fold_rows(e, self.stripes)
             score = e.select(inside, folded, e.const(F32X8, float("-inf")))
-            e.store(score, self.scores, 4 * k, align=32)
+            e.store(score, self.scores + k * 4, align=32)
 
     def _weigh(self, out: V, shrink: V, low: V, high: V) -> None:
         """out = out * shrink, then each row's value times its weight, ascending."""
         e = self.e
         wide = e.splat(shrink)
         at_once = 8 if self.dim % 64 == 0 else 4 if self.dim % 32 == 0 else 1
-        for i in range(0, self.dim, 8 * at_once):
-            sums = [e.var(F32X8, e.load(F32X8, out, 4 * i + 32 * j) * wide) for j in range(at_once)]
+        with e.loop(0, self.dim, 8 * at_once) as i:
+            here = out + i * 4
+            sums = [e.var(F32X8, e.load(F32X8, here, 32 * j) * wide) for j in range(at_once)]
             with e.loop(low, high) as row:
                 p = e.splat(e.load(F32, self.scores + row * 4))
+                value = self.values + row * (4 * self.dim) + i * 4
                 for j, s in enumerate(sums):
-                    value = e.load(F32X8, self.values + row * (4 * self.dim), 4 * i + 32 * j)
-                    s.set(e.fma(p, value, s.get()))
+                    s.set(e.fma(p, e.load(F32X8, value, 32 * j), s.get()))
             for j, s in enumerate(sums):
-                e.store(s.get(), out, 4 * i + 32 * j)
+                e.store(s.get(), here, 32 * j)
 
 
 def _float32(value: float) -> float:
@@ -322,10 +365,14 @@ def emit_merge(module: ir.Module, head_dim: int) -> None:
                 state = a.partials + head * splits * row
                 with e.loop(1, count) as number:
                     _fold_partial(e, state, state + number * row, head_dim)
-                total = e.splat(e.load(F32, state, 4))
-                for i in range(0, head_dim, 8):
-                    value = e.load(F32X8, state, 4 * (PARTIAL_HEAD + i))
-                    e.store(value / total, a.out + head * (4 * head_dim), 4 * i)
+                _divide(e, state, a.out + head * (4 * head_dim), head_dim)
+
+
+def _divide(e: Emit, state: V, out: V, head_dim: int) -> None:
+    """The weighted sum over the sum of weights."""
+    total = e.splat(e.load(F32, state, 4))
+    for i in range(0, head_dim, 8):
+        e.store(e.load(F32X8, state, 4 * (PARTIAL_HEAD + i)) / total, out, 4 * i)
 
 
 def _fold_partial(e: Emit, state: V, part: V, head_dim: int) -> None:

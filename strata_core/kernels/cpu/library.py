@@ -64,6 +64,9 @@ def _emit(module: ir.Module, target: Target, step: Step, largest: int) -> None:
         "down": lambda: linear.emit_down(module, target, str(p[0])),
         "kv_append": lambda: attention.emit_kv_append(module, target, str(p[0])),
         "attention": lambda: attention.emit_attention(module, target, str(p[0]), int(str(p[1]))),
+        "whole_attention": lambda: attention.emit_whole_attention(
+            module, target, str(p[0]), int(str(p[1]))
+        ),
         "merge": lambda: attention.emit_merge(module, int(str(p[0]))),
     }
     makers[step.name]()
