@@ -237,6 +237,15 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("fp32", "fp16", "int8"),
     ),
     _set(
+        "cache_dir",
+        "path",
+        "model",
+        "Folder for kernels compiled for this processor. Default: strata in the user's folder for "
+        "caches.",
+        flag=None,
+        metavar="DIR",
+    ),
+    _set(
         "block_plugins",
         "names",
         "plugins",
