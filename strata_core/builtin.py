@@ -22,6 +22,7 @@ from strata_core.interfaces import (
     Source,
     SourceContext,
     SourceRecord,
+    Unusable,
     Usable,
 )
 
@@ -35,6 +36,16 @@ def _as_float32(_type: str, elements: int) -> int:
 
 REFERENCE = Capabilities(kv_types=("fp32", "fp16"), exact=False, dense_bytes=_as_float32)
 """The reference computes with every type, on dense weights that it keeps as float32."""
+
+
+CPU = Capabilities(kv_types=("fp16", "fp32", "int8"), exact=True)
+"""The CPU backend computes with every type, on weights as they are stored."""
+
+
+def _build_cpu(context: BackendContext) -> Backend:
+    from strata_core.kernels.cpu.backend import build
+
+    return build(context)
 
 
 def _build_reference(context: BackendContext) -> Backend:
@@ -65,10 +76,32 @@ def _anywhere(machine: Machine) -> Probe:
     return Usable(f"{machine.os} {machine.architecture}")
 
 
+def _compiles(machine: Machine) -> Probe:
+    found = machine.has_module("llvmlite")
+    if found is None:
+        return Unusable("whether the package llvmlite is installed there was not recorded")
+    if not found:
+        return Unusable(
+            "the package llvmlite, which compiles the kernels, is not installed",
+            "pip install llvmlite",
+        )
+    return Usable(f"{machine.architecture}, {machine.physical_cores} cores")
+
+
 @hookimpl
 def strata_backends() -> list[BackendRecord]:
-    """The backend that every other one is measured against."""
+    """The CPU's compiled kernels, and the backend that every other one is measured against."""
     return [
+        BackendRecord(
+            name="cpu",
+            summary="Compiled kernels on the CPU, with the same bits wherever the weights lie",
+            api=API,
+            probe=_compiles,
+            build=_build_cpu,
+            supersedes=("reference",),
+            fallback=True,
+            capabilities=CPU,
+        ),
         BackendRecord(
             name="reference",
             summary="NumPy in float32 on the CPU: slow, obvious, needs nothing",
@@ -77,7 +110,7 @@ def strata_backends() -> list[BackendRecord]:
             build=_build_reference,
             fallback=True,
             capabilities=REFERENCE,
-        )
+        ),
     ]
 
 
@@ -89,7 +122,7 @@ def strata_allocators() -> list[AllocatorRecord]:
             name="host",
             summary="Pageable host memory",
             api=API,
-            serves=("reference",),
+            serves=("cpu", "reference"),
             probe=_anywhere,
             build=_build_host,
         )

@@ -289,6 +289,22 @@ def user_folder(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / below
 
 
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The folder for what can be made again, when `cache_dir` names none; None: none is known."""
+    variables = os.environ if environ is None else environ
+    home = variables.get("HOME")
+    base: str | None
+    if sys.platform == "win32":
+        base = variables.get("LOCALAPPDATA")
+    elif sys.platform == "darwin":
+        base = f"{home}/Library/Caches" if home else None
+    elif Path(variables.get("XDG_CACHE_HOME", "")).is_absolute():
+        base = variables["XDG_CACHE_HOME"]
+    else:
+        base = f"{home}/.cache" if home else None
+    return Path(base) / "strata" if base else None
+
+
 def _read(path: Path) -> dict[str, Any]:
     import tomllib
 

@@ -286,6 +286,17 @@ class Source(Protocol):
         """Free everything; no view may be used afterwards. Calling it again does nothing."""
 
 
+@runtime_checkable
+class StableSource(Source, Protocol):
+    """A source whose experts all have addresses that hold until `close`.
+
+    A backend may read such experts at any time without acquiring them.
+    """
+
+    def addresses(self, layer: int) -> np.ndarray:
+        """uint64 [experts, 3]: addresses of gate, up and down of each expert of `layer`."""
+
+
 # --- host memory -------------------------------------------------------------------------------
 
 

@@ -233,8 +233,17 @@ SETTINGS: tuple[Setting, ...] = (
         "kv",
         "choice",
         "model",
-        "Type of the stored keys and values. Default: the backend's (reference: fp32).",
+        "Type of the stored keys and values. Default: the backend's (cpu: fp16; reference: fp32).",
         choices=("fp32", "fp16", "int8"),
+    ),
+    _set(
+        "cache_dir",
+        "path",
+        "model",
+        "Folder for kernels compiled for this processor. Default: strata in the user's folder for "
+        "caches.",
+        flag=None,
+        metavar="DIR",
     ),
     _set(
         "block_plugins",

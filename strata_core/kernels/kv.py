@@ -15,7 +15,12 @@ KV_TYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16}
 
 
 def kv_bytes(kv_type: str, layers: int, width: int) -> int:
-    """Bytes that one position of one sequence takes, keys and values of all layers together."""
+    """Bytes that one position of one sequence takes, keys and values of all layers together.
+
+    int8 has a half scale for every 32 elements besides (docs/arithmetic.md, section 8).
+    """
+    if kv_type == "int8":
+        return 2 * layers * (width + width // 32 * 2)
     return 2 * layers * width * int(np.dtype(KV_TYPES[kv_type]).itemsize)
 
 

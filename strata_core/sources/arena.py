@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strata_core.checkpoint.scales import check_scales
 from strata_core.errors import StrataError
@@ -97,6 +98,11 @@ class Arena:
         start = self._address(expert)
         gate, up, down = self._experts.layouts[expert.layer].parts
         return View((start + gate.offset, start + up.offset, start + down.offset), in_ram=True)
+
+    def addresses(self, layer: int) -> NDArray[np.uint64]:
+        """Every expert's addresses; they hold until `close`."""
+        places = [self.view(Expert(layer, i)).parts for i in range(self._experts.count)]
+        return np.array(places, np.uint64)
 
     def read_into(self, expert: Expert, buffer: memoryview) -> int:
         """Copy the blob to the buffer's start."""

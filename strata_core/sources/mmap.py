@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from strata_core.interfaces import Expert, ExpertFiles, Source, SourceContext, View
 from strata_core.memory.address import address_of
 
@@ -21,6 +24,11 @@ class MappedFile:
         """The three parts where they are mapped; they may have to be read from the file first."""
         gate, up, down = self._experts.mapped(expert)
         return View((address_of(gate), address_of(up), address_of(down)), in_ram=False)
+
+    def addresses(self, layer: int) -> NDArray[np.uint64]:
+        """Every expert's addresses; they hold until `close`."""
+        places = [self.view(Expert(layer, i)).parts for i in range(self._experts.count)]
+        return np.array(places, np.uint64)
 
     def read_into(self, expert: Expert, buffer: memoryview) -> int:
         """Copy the three parts to the buffer's start, in the layout of a blob."""

@@ -1,0 +1,1 @@
+"""The CPU backend: kernels as LLVM IR, compiled once, run by a pool of our own threads."""

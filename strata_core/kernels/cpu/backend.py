@@ -1,0 +1,101 @@
+"""The backend record `cpu`: compiled kernels that keep docs/arithmetic.md, run by our own pool."""
+
+from __future__ import annotations
+
+from math import floor
+from pathlib import Path
+
+from strata_core.builtin import CPU
+from strata_core.config import cache_folder
+from strata_core.errors import Degradation
+from strata_core.interfaces import (
+    Backend,
+    BackendContext,
+    Capabilities,
+    Executor,
+    ExpertFiles,
+    Limits,
+    Progress,
+    Source,
+    Weights,
+)
+from strata_core.kernels.cpu.executor import CpuExecutor
+from strata_core.kernels.cpu.jit import Compiler, Report
+from strata_core.kernels.cpu.library import Library
+from strata_core.kernels.cpu.pool import Pool
+from strata_core.kernels.cpu.target import Target, host_target
+from strata_core.kernels.program import Program
+from strata_core.machine import Machine
+
+
+class CpuBackend:
+    """A compiler, a library of kernels and a pool; executors share them."""
+
+    def __init__(self, compiler: Compiler, threads: int) -> None:
+        self._library = Library(compiler)
+        self._pool = Pool(compiler, threads)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """All types and KV types, exact; dense weights stay as stored."""
+        return CPU
+
+    def bind(
+        self,
+        program: Program,
+        weights: Weights,
+        experts: ExpertFiles,
+        source: Source,
+        limits: Limits,
+        progress: Progress,
+    ) -> Executor:
+        """Lower the program and compile its kernels, from the cache where they are there."""
+        executor = CpuExecutor(program, weights, experts, source, limits, self._library, self._pool)
+        progress.start("compiling kernels for this processor", 0)
+        try:
+            executor.prepare("single")
+            executor.prepare("prompt")
+        finally:
+            progress.done()
+        return executor
+
+    def close(self) -> None:
+        """End the pool's threads; executors must be closed before."""
+        self._pool.close()
+
+
+def threads_of(machine: Machine) -> int:
+    """Threads to compute with: physical cores, or what the cgroup grants if that is less."""
+    granted = machine.cpu_quota if machine.cpu_quota else float(machine.physical_cores)
+    return max(1, min(machine.physical_cores, floor(granted)))
+
+
+def build(context: BackendContext) -> Backend:
+    """The backend of the record `cpu`."""
+    target = host_target()
+    _report_slow(target, context.degrade)
+    named = context.options.get("cache_dir")
+    folder = Path(named) if named else cache_folder()
+    compiler = Compiler(target, folder / "kernels" if folder else None, context.degrade)
+    return CpuBackend(compiler, context.options.get("threads") or threads_of(context.machine))
+
+
+def _report_slow(target: Target, degrade: Report) -> None:
+    if not target.has_fma:
+        degrade(
+            Degradation(
+                what="kernels call the C library for every multiply-add",
+                why=f"the processor ({target.cpu}) has no fused multiply-add instruction",
+                cost="the same results, many times slower",
+                remedy="run on a processor with FMA (x86-64 from 2013 on)",
+            )
+        )
+    elif target.variant == "portable" and target.triple.startswith("x86_64"):
+        degrade(
+            Degradation(
+                what="kernels use no vector instructions of their own",
+                why=f"the processor ({target.cpu}) lacks AVX2 or half-precision conversion",
+                cost="the same results, several times slower",
+                remedy="run on a processor with AVX2 (x86-64 from 2013 on)",
+            )
+        )

@@ -1,0 +1,194 @@
+"""The compiled loop that every thread of the pool runs: phases of steps, shared out by counting.
+
+A phase is a list of steps. In a `together` phase the units of the steps are one range, and a thread
+that claims a part of it runs every step on it, in order. In a `side by side` phase the units of the
+steps follow one another, and no step reads what another one writes. All threads finish a phase
+before any begins the next.
+
+Memory layout, in int64 words. Step: function, arguments, address of the number of units, 0. Phase:
+steps, number of steps, side by side or not, first unclaimed unit, and four unused words, so that
+every counter has a cache line to itself. The crew's own words are those of `WORDS`, one a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llvmlite import ir
+
+from strata_core.kernels.cpu.emit import I32, I64, VOID, Emit, V, Var
+from strata_core.kernels.cpu.steps import STEP_TYPE
+from strata_core.kernels.cpu.target import Target
+
+LINE = 64
+STEP_WORDS, PHASE_WORDS = 4, 8
+
+WORDS = ("round", "phases", "count", "arrived", "base", "threads", "stop", "yield")
+"""`round`: rounds begun so far; `phases`, `count`: what this round runs; `arrived`: how often a
+thread has finished a phase, ever; `base`: its value when the round began; `threads`: size of the
+crew, the leader included; `stop`: 1 when it is to end; `yield`: address of the system's function
+that gives the processor away, or 0."""
+
+PARKED = len(WORDS)
+"""Line of thread 0; each thread has one: a word that says whether it sleeps, one that says that
+the leader must wake it. Thread 0 is the leader."""
+
+SPINS = 1024
+"""Looks at a word before the processor is given away between looks."""
+
+PATIENCE = 4096
+"""Looks while idle before a thread goes to sleep; with yields in between, a few milliseconds."""
+
+STOPPED = -1
+"""What `serve` returns when the crew ends."""
+
+
+def _word(crew: V, name: str) -> V:
+    return crew + WORDS.index(name) * LINE
+
+
+def _pause(e: Emit, target: Target) -> None:
+    instruction = {"x86_64": "pause", "aarch64": "isb"}.get(target.triple.split("-")[0])
+    if instruction:
+        e.b.asm(ir.FunctionType(VOID, []), instruction, "~{memory}", [], side_effect=True)
+
+
+def _look_again(e: Emit, target: Target, crew: V, looks: Var) -> None:
+    """Between two looks at a word: pause, and after many looks let others run."""
+    looks.set(looks.get() + 1)
+    _pause(e, target)
+    give_way = e.load(I64, _word(crew, "yield"), align=8)
+    long = (looks.get() > SPINS) & give_way.compare("!=", 0)
+    with e.when(long):
+        e.call_address(give_way, ir.FunctionType(I32, []))
+
+
+@contextmanager
+def _function(module: ir.Module, name: str, result: ir.Type, args: int) -> Iterator[Emit]:
+    yield Emit(module, ir.Function(module, ir.FunctionType(result, [I64] * args), name))
+
+
+def emit_crew(module: ir.Module, target: Target) -> None:
+    """`begin(crew)`, `lead(crew)` and `serve(crew, index, seen)`; `pool.py` says who calls them."""
+    _emit_phases(module, target)
+    with _function(module, "begin", I64, 1) as e:
+        _begin(e)
+    with _function(module, "lead", VOID, 1) as e:
+        e.call("run_phases", VOID, e.args[0])
+        e.finish()
+    with _function(module, "serve", I64, 3) as e:
+        _serve(e, target)
+
+
+def _begin(e: Emit) -> None:
+    """Start a round; the number of threads that sleep, each with its second word set to 1."""
+    crew = e.args[0]
+    phases = e.load(I64, _word(crew, "phases"), align=8)
+    with e.loop(0, e.load(I64, _word(crew, "count"), align=8)) as p:
+        e.store(e.i64(0), phases + p * (8 * PHASE_WORDS), 24, align=8)
+    e.store(e.load_acquire(_word(crew, "arrived")), _word(crew, "base"), align=8)
+    e.fetch_add(_word(crew, "round"), 1)
+    asleep = e.var(I64, 0)
+    with e.loop(1, e.load(I64, _word(crew, "threads"), align=8)) as index:
+        parked = crew + (index + PARKED) * LINE
+        sleeps = e.exchange(parked, 0)
+        e.store(sleeps, parked, 8, align=8)
+        asleep.set(asleep.get() + sleeps)
+    e.finish(asleep.get())
+
+
+def _serve(e: Emit, target: Target) -> None:
+    """Run rounds; return the last round seen when it is time to sleep, STOPPED at the end."""
+    crew, index, start = e.args
+    parked = crew + (index + PARKED) * LINE
+    seen, looks = e.var(I64, start), e.var(I64, 0)
+    with e.forever():
+        begun = e.load_acquire(_word(crew, "round")).compare("!=", seen.get())
+        with e.b.if_else(begun.raw) as (busy, idle):
+            with busy:
+                seen.set(seen.get() + 1)
+                with e.when(e.load(I64, _word(crew, "stop"), align=8).compare("!=", 0)):
+                    e.finish(e.i64(STOPPED))
+                e.call("run_phases", VOID, crew)
+                looks.set(0)
+            with idle:
+                _look_again(e, target, crew, looks)
+                with e.when(looks.get() > PATIENCE):
+                    e.exchange(parked, 1)
+                    latest = e.load_acquire(_word(crew, "round"), "seq_cst")
+                    missed = latest.compare("!=", seen.get())
+                    with e.when(missed ^ True):
+                        e.finish(seen.get())
+                    # a round began meanwhile; if the leader took the word it is waking this thread
+                    with e.when(e.exchange(parked, 0).compare("==", 0)):
+                        e.finish(seen.get())
+                    looks.set(0)
+    e.b.unreachable()
+
+
+def _emit_phases(module: ir.Module, target: Target) -> None:
+    """`run_phases(crew)`: this thread's part of a round; returns when all threads are done."""
+    function = ir.Function(module, ir.FunctionType(VOID, [I64]), "run_phases")
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    e = Emit(module, function)
+    crew = e.args[0]
+    phases = e.load(I64, _word(crew, "phases"), align=8)
+    threads = e.load(I64, _word(crew, "threads"), align=8)
+    arrived = _word(crew, "arrived")
+    base = e.load(I64, _word(crew, "base"), align=8)
+    with e.loop(0, e.load(I64, _word(crew, "count"), align=8)) as p:
+        phase = phases + p * (8 * PHASE_WORDS)
+        side_by_side = e.load(I64, phase, 16, align=8).compare("!=", 0)
+        with e.b.if_else(side_by_side.raw) as (yes, no):
+            with yes:
+                _side_by_side(e, phase)
+            with no:
+                _together(e, phase)
+        e.fetch_add(arrived, 1)
+        wanted = base + (p + 1) * threads
+        looks = e.var(I64, 0)
+        with e.forever() as leave_if:
+            leave_if(e.load_acquire(arrived) >= wanted)
+            _look_again(e, target, crew, looks)
+    e.finish()
+
+
+def _call_step(e: Emit, step: V, first: V, last: V) -> None:
+    function, args = e.load(I64, step, align=8), e.load(I64, step, 8, align=8)
+    e.call_address(function, STEP_TYPE, args, first, last)
+
+
+def _units(e: Emit, step: V) -> V:
+    return e.load(I64, e.load(I64, step, 16, align=8), align=8)
+
+
+def _together(e: Emit, phase: V) -> None:
+    """Claim units one by one and run all steps on each."""
+    steps, count = e.load(I64, phase, align=8), e.load(I64, phase, 8, align=8)
+    units = _units(e, steps)
+    with e.forever() as leave_if:
+        unit = e.fetch_add(phase + 24, 1)
+        leave_if(unit >= units)
+        with e.loop(0, count) as s:
+            _call_step(e, steps + s * (8 * STEP_WORDS), unit, unit + 1)
+
+
+def _side_by_side(e: Emit, phase: V) -> None:
+    """Claim units one by one; each belongs to the step in whose range it falls."""
+    steps, count = e.load(I64, phase, align=8), e.load(I64, phase, 8, align=8)
+    total = e.var(I64, 0)
+    with e.loop(0, count) as s:
+        total.set(total.get() + _units(e, steps + s * (8 * STEP_WORDS)))
+    with e.forever() as leave_if:
+        unit = e.fetch_add(phase + 24, 1)
+        leave_if(unit >= total.get())
+        left = e.var(I64, unit)
+        with e.loop(0, count) as s:
+            step = steps + s * (8 * STEP_WORDS)
+            mine = _units(e, step)
+            here = (left.get() >= 0) & (left.get() < mine)
+            with e.when(here):
+                _call_step(e, step, left.get(), left.get() + 1)
+            left.set(left.get() - mine)

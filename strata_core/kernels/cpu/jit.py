@@ -1,0 +1,145 @@
+"""Compiling modules of kernels to machine code, with a cache of object files on disk.
+
+The key of a cached object is a hash of the module's text, the processor and LLVM's version, so an
+entry never goes stale; it is written to a temporary name and renamed, so readers see whole files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+from attrs import frozen
+from llvmlite import ir
+
+from strata_core.errors import Degradation
+from strata_core.kernels.cpu.target import Target
+
+Report = Callable[[Degradation], None]
+
+
+@frozen(eq=False)
+class Code:
+    """Compiled functions; their addresses hold as long as this object lives."""
+
+    engine: llvm.ExecutionEngine
+
+    def address(self, name: str) -> int:
+        """Address of a function."""
+        found: int = self.engine.get_function_address(name)
+        if not found:
+            raise KeyError(f"the compiled module has no function {name}")
+        return found
+
+
+class Compiler:
+    """Compiles for one target. `cache` is a folder or None; used by one thread at a time.
+
+    A cache that cannot be read or written is reported once to `degrade`; everything still works.
+    """
+
+    def __init__(self, target: Target, cache: Path | None, degrade: Report) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()
+        self.target = target
+        self.compiled = 0
+        self._cache = cache
+        self._degrade = degrade
+
+    def module(self, name: str) -> ir.Module:
+        """An empty module for the target."""
+        module = ir.Module(name)
+        module.triple = self.target.triple
+        return module
+
+    def compile(self, module: ir.Module) -> Code:
+        """Machine code of a module, from the cache where it is there."""
+        text = str(module)
+        machine = _machine(self.target, jit=True)
+        key = self._key(text)
+        found = self._read(key)
+        if found is None:
+            found = machine.emit_object(_optimised(text, machine))
+            self.compiled += 1
+            self._write(key, found)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(found))
+        engine.finalize_object()
+        return Code(engine)
+
+    def _key(self, text: str) -> str:
+        parts = (text, self.target.cpu, self.target.feature_string, llvmlite.__version__)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+    def _read(self, key: str) -> bytes | None:
+        if self._cache is None:
+            return None
+        try:
+            data = (self._cache / f"{key}.o").read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._no_cache(error)
+            return None
+        digest, body = data[:32], data[32:]
+        return body if hashlib.sha256(body).digest() == digest else None
+
+    def _write(self, key: str, data: bytes) -> None:
+        if self._cache is None:
+            return
+        try:
+            self._cache.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self._cache)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(hashlib.sha256(data).digest() + data)
+                Path(temporary).replace(self._cache / f"{key}.o")
+            except OSError:
+                with contextlib.suppress(OSError):
+                    Path(temporary).unlink()
+                raise
+        except OSError as error:
+            self._no_cache(error)
+
+    def _no_cache(self, error: OSError) -> None:
+        self._degrade(
+            Degradation(
+                what="compiled kernels are not kept",
+                why=f"the cache folder {self._cache} cannot be used: {error.strerror or error}",
+                cost="every start compiles them again, which takes some seconds",
+                remedy="make the folder writable, or set another one with STRATA_CACHE_DIR",
+            )
+        )
+        self._cache = None
+
+
+def assembly(module: ir.Module, target: Target) -> str:
+    """The optimised assembly of a module, for any target that LLVM knows; nothing is loaded."""
+    llvm.initialize_all_targets()
+    llvm.initialize_native_asmprinter()
+    machine = _machine(target, jit=False)
+    listing: str = machine.emit_assembly(_optimised(str(module), machine))
+    return listing
+
+
+def _machine(target: Target, *, jit: bool) -> llvm.TargetMachine:
+    made = llvm.Target.from_triple(target.triple)
+    return made.create_target_machine(
+        cpu=target.cpu, features=target.feature_string, opt=3, jit=jit
+    )
+
+
+def _optimised(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module

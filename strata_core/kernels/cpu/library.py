@@ -1,0 +1,98 @@
+"""All steps by name: which emitter makes a step, compiled once for each set of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import frozen
+from llvmlite import ir
+
+from strata_core.kernels.cpu import attention, elementwise, expert_plan, linear
+from strata_core.kernels.cpu.jit import Code, Compiler
+from strata_core.kernels.cpu.target import Target
+from strata_core.kernels.exact_quant import TWO_PLANES
+
+Parameter = str | int | tuple[str, ...]
+
+
+@frozen(order=True)
+class Step:
+    """A step and what it is compiled for: types, a KV type, a head size."""
+
+    name: str
+    parameters: tuple[Parameter, ...] = ()
+
+
+def _shared(module: ir.Module, largest: int) -> None:
+    """The steps that depend on nothing."""
+    elementwise.emit_rms_norm(module)
+    elementwise.emit_rope(module)
+    elementwise.emit_add(module)
+    elementwise.emit_silu_mul(module)
+    elementwise.emit_gate_add(module)
+    elementwise.emit_combine(module)
+    elementwise.emit_gather(module)
+    elementwise.emit_route(module)
+    elementwise.emit_quantise(module, "quantise", largest)
+    expert_plan.emit_plan(module)
+
+
+SHARED = frozenset(
+    {
+        "rms_norm",
+        "rope",
+        "add",
+        "silu_mul",
+        "gate_add",
+        "combine",
+        "gather",
+        "route",
+        "quantise",
+        "plan",
+    }
+)
+
+
+def _emit(module: ir.Module, target: Target, step: Step, largest: int) -> None:
+    p = step.parameters
+    makers: dict[str, Callable[[], None]] = {
+        "linear": lambda: linear.emit_linear(module, target, str(p[0])),
+        "embed": lambda: linear.emit_embed(module, target, str(p[0])),
+        "gate_up": lambda: linear.emit_gate_up(
+            module, target, (str(p[0]), str(p[1]), str(p[2])), largest
+        ),
+        "down": lambda: linear.emit_down(module, target, str(p[0])),
+        "kv_append": lambda: attention.emit_kv_append(module, target, str(p[0])),
+        "attention": lambda: attention.emit_attention(module, target, str(p[0]), int(str(p[1]))),
+        "whole_attention": lambda: attention.emit_whole_attention(
+            module, target, str(p[0]), int(str(p[1]))
+        ),
+        "merge": lambda: attention.emit_merge(module, int(str(p[0]))),
+    }
+    makers[step.name]()
+
+
+class Library:
+    """Compiled steps. `largest` is the largest |q| of an activation. Used by one thread."""
+
+    def __init__(self, compiler: Compiler, largest: int = TWO_PLANES) -> None:
+        self._compiler = compiler
+        self._largest = largest
+        self._codes: dict[Step, Code] = {}
+
+    @property
+    def target(self) -> Target:
+        """What the steps are compiled for."""
+        return self._compiler.target
+
+    def address(self, step: Step) -> int:
+        """Address of a step's function, compiled or read from the cache at its first mention."""
+        key = Step("shared") if step.name in SHARED else step
+        if key not in self._codes:
+            module = self._compiler.module("_".join([key.name, *map(str, key.parameters)]))
+            if key.name == "shared":
+                _shared(module, self._largest)
+            else:
+                _emit(module, self.target, key, self._largest)
+            self._codes[key] = self._compiler.compile(module)
+        return self._codes[key].address(step.name)

@@ -1,0 +1,416 @@
+"""From a program to phases: which steps each kernel becomes, and what may run side by side.
+
+Steps of one phase either run together, unit by unit (their units are rows of the same kind, and a
+row needs only itself), or side by side (rows of weights, which read what earlier phases wrote). A
+quantised weight needs its input as records; they are made once, however many weights read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, cast
+
+import numpy as np
+from attrs import define, field, frozen
+
+from strata_core.interfaces import BlobLayout, Limits
+from strata_core.kernels.cpu.attention import MOST_GROUP, PARTIAL_HEAD
+from strata_core.kernels.cpu.elementwise import MOST_EXPERTS
+from strata_core.kernels.cpu.frame import Frame
+from strata_core.kernels.cpu.library import Library, Step
+from strata_core.kernels.cpu.linear import CHUNK, GROUP_FIELDS
+from strata_core.kernels.cpu.pool import Phase, StepCall
+from strata_core.kernels.cpu.storage import Storage, Words
+from strata_core.kernels.cpu.unpack import UNPACK
+from strata_core.kernels.exact import SPLIT
+from strata_core.kernels.program import Buffer, Op, Program, Rows, Weight
+
+WINDOW = 8
+"""Most tokens for which attention keeps the partials of all splits."""
+
+Mode = Literal["single", "window", "prompt"]
+"""One token; up to WINDOW; more."""
+
+
+def mode_of(tokens: int, logits: int) -> Mode:
+    """The mode of a window."""
+    if tokens == 1 and logits == 1:
+        return "single"
+    return "window" if tokens <= WINDOW else "prompt"
+
+
+@frozen(eq=False)
+class Dense:
+    """A dense weight where it lies: type, shape [rows, columns], address and size."""
+
+    type: str
+    shape: tuple[int, ...]
+    address: int
+    nbytes: int
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row."""
+        return self.nbytes // self.shape[0]
+
+
+@frozen(eq=False)
+class ExpertLayer:
+    """The routed experts of a layer: layout, addresses uint64 [experts, 3], counts served."""
+
+    layout: BlobLayout
+    table: np.ndarray
+    served: Words
+
+
+@define
+class _Open:
+    """A phase that is still being filled. `domain` is None for side by side."""
+
+    domain: str | None
+    steps: list[StepCall] = field(factory=list)
+    read: set[str] = field(factory=set)
+    written: set[str] = field(factory=set)
+    closed: bool = False
+
+
+@define(eq=False)
+class Workspace:
+    """Buffers that all modes share, made once for a bound program."""
+
+    storage: Storage
+    limits: Limits
+    top_k: int
+    status: np.ndarray
+    buffers: dict[str, np.ndarray] = field(factory=dict)
+    packs: dict[object, np.ndarray] = field(factory=dict)
+
+    def rows(self, kind: Rows) -> int:
+        """Most rows of a kind."""
+        most = {"token": self.limits.tokens, "logits": self.limits.logits}
+        return most.get(kind, self.limits.tokens * self.top_k)
+
+    def buffer(self, buffer: Buffer) -> np.ndarray:
+        """The array of an activation buffer: [rows, width]."""
+        if buffer.name not in self.buffers:
+            shape = (self.rows(buffer.rows), buffer.width)
+            self.buffers[buffer.name] = self.storage.zeros(shape, buffer.dtype)
+        return self.buffers[buffer.name]
+
+    def scratch(self, key: object, rows: int, width: int, dtype: str) -> np.ndarray:
+        """An array that later uses of the same key and shape share; dtype "pack" is records."""
+        full = (key, rows, width, dtype)
+        if full not in self.packs:
+            make = self.storage.packs if dtype == "pack" else None
+            self.packs[full] = (
+                make(rows, width) if make else self.storage.zeros((rows, width), dtype)
+            )
+        return self.packs[full]
+
+
+class Lowering:
+    """Turns one program into the phases of one mode."""
+
+    def __init__(
+        self,
+        program: Program,
+        mode: Mode,
+        library: Library,
+        workspace: Workspace,
+        frame: Frame,
+        weights: Mapping[Weight, Dense],
+        experts: Mapping[int, ExpertLayer],
+        threads: int,
+        *,
+        pausing: bool,
+    ) -> None:
+        """`pausing`: experts get their addresses during the round, after their layer's routing."""
+        self.program, self.mode, self.library = program, mode, library
+        self.work, self.frame = workspace, frame
+        self.weights, self.experts = weights, experts
+        self.threads, self.pausing = threads, pausing
+        self.phases: list[_Open] = []
+        self.cuts: list[tuple[int, int]] = []
+        self._packed: dict[str, np.ndarray] = {}
+        self._op = 0
+
+    def lower(self) -> list[Phase]:
+        """All phases in order."""
+        for number, op in enumerate(self.program.ops):
+            self._op = number
+            handler = getattr(self, f"_{op.kernel}")
+            handler(op)
+        return [Phase(tuple(p.steps), side_by_side=p.domain is None) for p in self.phases]
+
+    # phases
+
+    def _together(self, domain: str, step: Step, args: list[int], units: int) -> None:
+        """Add a step whose units are the rows of `domain`."""
+        last = self.phases[-1] if self.phases else None
+        if last is None or last.closed or last.domain != domain:
+            last = _Open(domain)
+            self.phases.append(last)
+        last.steps.append(self._call(step, args, units))
+
+    def _side(self, step: Step, args: list[int], units: int, reads: str, writes: str) -> None:
+        """Add a step that may run beside others which do not write what it reads."""
+        last = self.phases[-1] if self.phases else None
+        apart = last is None or last.closed or last.domain is not None
+        if last is None or apart or reads in last.written or writes in last.read | last.written:
+            last = _Open(None)
+            self.phases.append(last)
+        last.steps.append(self._call(step, args, units))
+        last.read.add(reads)
+        last.written.add(writes)
+
+    def _end_phase(self) -> None:
+        """Whatever comes next starts a phase of its own."""
+        if self.phases:
+            self.phases[-1].closed = True
+
+    def _call(self, step: Step, args: list[int], units: int) -> StepCall:
+        address = self.library.address(step)
+        return StepCall(address, self.work.storage.words(args), units)
+
+    # operands
+
+    def _at(self, op: Op, name: str) -> int:
+        return int(self.work.buffer(self._buffer(op, name)).ctypes.data)
+
+    def _buffer(self, op: Op, name: str) -> Buffer:
+        return cast("Buffer", op.args[name])
+
+    def _int(self, op: Op, name: str) -> int:
+        return int(cast("int", op.args[name] or 0))
+
+    def _status(self) -> list[int]:
+        return [int(self.work.status.ctypes.data), self._op]
+
+    def _wrote(self, op: Op, *names: str) -> None:
+        for name in names:
+            self._packed.pop(self._buffer(op, name).name, None)
+
+    def _rowwise(self, op: Op, step: str, args: list[int], out: str) -> None:
+        rows = self._buffer(op, out).rows
+        self._together(rows, Step(step), args, self.frame.count(rows))
+        self._wrote(op, out)
+
+    def _records(self, buffer: Buffer) -> np.ndarray:
+        """The buffer's rows as records, quantised now unless that is done."""
+        if buffer.name not in self._packed:
+            rows = self.work.rows(buffer.rows)
+            pack = self.work.scratch(buffer.name, rows, buffer.width, "pack")
+            x = self.work.buffer(buffer)
+            args = [x.ctypes.data, pack.ctypes.data, buffer.width, pack.strides[0]]
+            count = self.frame.count(buffer.rows)
+            self._together(buffer.rows, Step("quantise"), [*args, *self._status()], count)
+            self._packed[buffer.name] = pack
+        return self._packed[buffer.name]
+
+    def _input(self, buffer: Buffer, type_name: str) -> np.ndarray:
+        """The rows that a weight of a type multiplies: records, or the floats themselves."""
+        return self._records(buffer) if type_name in UNPACK else self.work.buffer(buffer)
+
+    # kernels
+
+    def _embed(self, op: Op) -> None:
+        table = self.weights[cast("Weight", op.args["table"])]
+        out = self._buffer(op, "out")
+        args = [self.frame.ids.ctypes.data, table.address, self._at(op, "out"), out.width]
+        step = Step("embed", (table.type,))
+        self._together("token", step, [*args, table.stride], self.frame.count("token"))
+        self._wrote(op, "out")
+
+    def _rms_norm(self, op: Op) -> None:
+        weight = self.weights[cast("Weight", op.args["weight"])]
+        dim = self._int(op, "dim")
+        eps = int(np.float32(cast("float", op.args["eps"])).view(np.int32))
+        runs = self._buffer(op, "x").width // dim
+        args = [self._at(op, "x"), self._at(op, "out"), weight.address, runs, dim, eps]
+        self._rowwise(op, "rms_norm", args, "out")
+
+    def _linear(self, op: Op) -> None:
+        weight = self.weights[cast("Weight", op.args["weight"])]
+        x, out = self._buffer(op, "x"), self._buffer(op, "out")
+        rows, columns = weight.shape
+        source = self._input(x, weight.type)
+        length = columns // 32 if weight.type in UNPACK else columns
+        bias = op.args["bias"]
+        chunk = self._chunk(rows)
+        storage = self.work.storage
+        args = [
+            weight.address,
+            weight.stride,
+            length,
+            self.frame.count(x.rows),
+            storage.addresses(source),
+            storage.addresses(self.work.buffer(out)),
+            rows,
+            chunk,
+            self.weights[cast("Weight", bias)].address if bias is not None else 0,
+        ]
+        units = storage.words([-(-rows // chunk)])
+        self._side(Step("linear", (weight.type,)), args, units, x.name, out.name)
+        self._wrote(op, "out")
+
+    def _chunk(self, rows: int) -> int:
+        """Rows of a unit: whole tiles of eight, small enough to give every thread several."""
+        share = rows // (self.threads * 6) // 8 * 8
+        return max(8, min(64, share))
+
+    def _rope(self, op: Op) -> None:
+        tables = [self.frame.cos.ctypes.data, self.frame.sin.ctypes.data]
+        sizes = [self._int(op, "heads"), self._int(op, "head_dim"), self.frame.cos.shape[1]]
+        self._rowwise(op, "rope", [self._at(op, "x"), *tables, *sizes], "x")
+
+    def _layer_offset(self, op: Op) -> int:
+        return self._int(op, "layer") * self.work.limits.context
+
+    def _kv_append(self, op: Op) -> None:
+        args = [
+            self._at(op, "k"),
+            self._at(op, "v"),
+            self._buffer(op, "k").width,
+            self.frame.positions.ctypes.data,
+            self.frame.places.ctypes.data,
+            self._layer_offset(op),
+            *self._status(),
+        ]
+        step = Step("kv_append", (self.work.limits.kv_type,))
+        self._together("token", step, args, self.frame.count("token"))
+
+    def _attention(self, op: Op) -> None:
+        heads, kv_heads = self._int(op, "heads"), self._int(op, "kv_heads")
+        dim, window = self._int(op, "head_dim"), self._int(op, "window")
+        group = heads // kv_heads
+        if group > MOST_GROUP or dim % 8:
+            raise ValueError(f"attention with {group} heads a KV head and head size {dim}")
+        cut = self.frame.splits(window, kv_heads)
+        out = self._buffer(op, "out")
+        token = [self.frame.positions.ctypes.data, self.frame.places.ctypes.data]
+        shape = [self._layer_offset(op), kv_heads * dim, kv_heads, group, window]
+        kind = (self.work.limits.kv_type, dim)
+        if self.mode == "prompt":
+            args = [self._at(op, "q"), self._at(op, "out"), *token, *shape]
+            units = int(cut.whole_units.ctypes.data)
+            self._side(Step("whole_attention", kind), args, units, "attention", out.name)
+        else:
+            partials = self._partials(heads, dim)
+            splits = int(cut.splits.ctypes.data)
+            args = [self._at(op, "q"), partials, *token, *shape, splits]
+            units = int(cut.units.ctypes.data)
+            self._side(Step("attention", kind), args, units, "attention", "partials")
+            args = [self._at(op, "out"), partials, token[0], heads, window, splits]
+            self._together("token", Step("merge", (dim,)), args, self.frame.count("token"))
+        self._wrote(op, "out")
+
+    def _partials(self, heads: int, dim: int) -> int:
+        most = -(-self.work.limits.context // SPLIT) + 1
+        rows = min(WINDOW, self.work.limits.tokens) * heads * most
+        made = self.work.scratch("partials", rows, PARTIAL_HEAD + dim, "float32")
+        return int(made.ctypes.data)
+
+    def _add(self, op: Op) -> None:
+        x = self._at(op, "x")
+        self._rowwise(op, "add", [x, self._at(op, "y"), x, self._buffer(op, "x").width], "x")
+
+    def _silu_mul(self, op: Op) -> None:
+        args = [self._at(op, n) for n in ("gate", "up", "out")]
+        self._rowwise(op, "silu_mul", [*args, self._buffer(op, "out").width], "out")
+
+    def _gate_add(self, op: Op) -> None:
+        args = [self._at(op, n) for n in ("x", "y", "gate")]
+        self._rowwise(op, "gate_add", [*args, self._buffer(op, "x").width], "x")
+
+    def _combine(self, op: Op) -> None:
+        args = [self._at(op, n) for n in ("x", "rows", "weights")]
+        width = self._buffer(op, "x").width
+        self._rowwise(op, "combine", [*args, width, self._int(op, "top_k")], "x")
+
+    def _gather(self, op: Op) -> None:
+        self._end_phase()
+        args = [self._at(op, "x"), self.frame.logits_rows.ctypes.data, self._at(op, "out")]
+        self._rowwise(op, "gather", [*args, self._buffer(op, "out").width], "out")
+
+    def _route(self, op: Op) -> None:
+        logits = self._buffer(op, "logits")
+        if logits.width > MOST_EXPERTS:
+            raise ValueError(f"{logits.width} experts are more than {MOST_EXPERTS}")
+        args = [self._at(op, n) for n in ("logits", "picks", "weights")]
+        sizes = [logits.width, self._int(op, "top_k"), int(bool(op.args["renormalise"]))]
+        step = Step("route")
+        count = self.frame.count("token")
+        self._together("token", step, [*args, *sizes, *self._status()], count)
+
+    def _experts(self, op: Op) -> None:
+        x, out = self._buffer(op, "x"), self._buffer(op, "out")
+        layer = self.experts[self._int(op, "layer")]
+        gate, up, down = layer.layout.parts
+        types = (gate.type, up.type, down.type)
+        if (gate.type in UNPACK) != (up.type in UNPACK):
+            raise ValueError(f"experts with gate in {gate.type} and up in {up.type}")
+        source = self._input(x, gate.type)
+        if self.pausing:
+            self._end_phase()
+            self.cuts.append((len(self.phases), self._int(op, "layer")))
+        lists = self._plan(op, layer, source)
+        status = self._status()
+        inputs = gate.columns // 32 if gate.type in UNPACK else gate.columns
+        strides = [p.nbytes // p.rows for p in (gate, up, down)]
+        args = [lists.groups, lists.xs, lists.inner, strides[0], strides[1], inputs, gate.rows]
+        self._side(Step("gate_up", types), [*args, *status], lists.units, "plan", "inner")
+        length = down.columns // 32 if down.type in UNPACK else down.columns
+        args = [lists.groups, lists.inner, lists.ys, strides[2], 0, length, down.rows]
+        step = Step("down", (down.type,))
+        self._side(step, [*args, *status], lists.units + 8, "inner", out.name)
+        self._wrote(op, "out")
+
+    def _plan(self, op: Op, layer: ExpertLayer, source: np.ndarray) -> _Lists:
+        """Add the step that sorts the picks; what it writes."""
+        gate, _, down = layer.layout.parts
+        entries = self.work.rows("pick")
+        storage, scratch = self.work.storage, self.work.scratch
+        kind = "pack" if down.type in UNPACK else "float32"
+        inner = scratch("inner", entries, gate.rows, kind)
+        count = len(layer.table)
+        groups = scratch("groups", count + 1, GROUP_FIELDS, "int64")
+        lists = _Lists(
+            groups=int(groups.ctypes.data),
+            units=int(scratch("units", 1, 2, "int64").ctypes.data),
+            xs=int(scratch("xs", 1, entries, "int64").ctypes.data),
+            ys=int(scratch("ys", 1, entries, "int64").ctypes.data),
+            inner=int(scratch("inner list", 1, entries, "int64").ctypes.data),
+        )
+        args = [
+            self._at(op, "picks"),
+            self.frame.count("token"),
+            self.program.top_k,
+            count,
+            layer.table.ctypes.data,
+            lists.groups,
+            lists.units,
+            -(-gate.rows // CHUNK),
+            -(-down.rows // CHUNK),
+            storage.addresses(source),
+            storage.addresses(self.work.buffer(self._buffer(op, "out"))),
+            storage.addresses(inner),
+            lists.xs,
+            lists.ys,
+            lists.inner,
+            layer.served.ctypes.data,
+        ]
+        # one unit; with a single token it may follow the routing in the same phase
+        domain = "token" if self.mode == "single" else "plan"
+        self._together(domain, Step("plan"), args, self.frame.one)
+        return lists
+
+
+@frozen
+class _Lists:
+    """Addresses of what `plan` writes."""
+
+    groups: int
+    units: int
+    xs: int
+    ys: int
+    inner: int

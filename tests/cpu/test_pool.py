@@ -1,0 +1,152 @@
+"""The pool: every unit once, phases in order, sleeping and waking, many rounds in a row."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from strata_core.errors import EngineError
+from strata_core.kernels.cpu.emit import I64
+from strata_core.kernels.cpu.jit import Compiler
+from strata_core.kernels.cpu.pool import Phase, Pool, Schedule, StepCall
+from strata_core.kernels.cpu.steps import step
+from strata_core.kernels.cpu.target import host_target
+
+
+@pytest.fixture(scope="module")
+def compiler(cache):
+    return Compiler(host_target(), cache, print)
+
+
+@pytest.fixture(scope="module")
+def code(compiler):
+    """`count`: cells[u] += 1. `sum`: out[u] = sum of all cells, which the phase before wrote."""
+    module = compiler.module("pool_test")
+    with step(module, "count", ("cells",)) as (e, a, begin, end), e.loop(begin, end) as u:
+        e.store(e.load(I64, a.cells + u * 8) + 1, a.cells + u * 8)
+    with (
+        step(module, "total", ("cells", "cells_count", "out")) as (e, a, begin, end),
+        e.loop(begin, end) as u,
+    ):
+        total = e.var(I64, 0)
+        with e.loop(0, a.cells_count) as i:
+            total.set(total.get() + e.load(I64, a.cells + i * 8))
+        e.store(total.get(), a.out + u * 8)
+    return compiler.compile(module)
+
+
+class Work:
+    """Argument blocks and cells that outlive a schedule."""
+
+    def __init__(self, code):
+        self.code = code
+        self.keep = []
+
+    def words(self, *values):
+        block = np.array(values, np.int64)
+        self.keep.append(block)
+        return block
+
+    def step(self, name, units, *args):
+        block = self.words(*[a.ctypes.data if isinstance(a, np.ndarray) else a for a in args])
+        return StepCall(self.code.address(name), block.ctypes.data, self.words(units).ctypes.data)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_phases_see_all_that_earlier_ones_wrote(compiler, code, threads):
+    work = Work(code)
+    cells, more = np.zeros(37, np.int64), np.zeros(5, np.int64)
+    totals = [np.zeros(3, np.int64) for _ in range(40)]
+    phases = []
+    for out in totals:
+        count = work.step("count", 37, cells)
+        phases.append(Phase((count, work.step("count", 5, more)), side_by_side=True))
+        phases.append(Phase((work.step("total", 3, cells, 37, out),), side_by_side=False))
+    schedule = Schedule.of(phases)
+    pool = Pool(compiler, threads)
+    try:
+        for turn in range(1, 26):
+            pool.run(schedule)
+            assert (cells == 40 * turn).all()
+            assert (more == 40 * turn).all()
+            for k, out in enumerate(totals):
+                assert out.tolist() == [37 * (40 * (turn - 1) + k + 1)] * 3
+    finally:
+        pool.close()
+
+
+def test_steps_of_a_phase_run_in_order_on_each_unit(compiler, code):
+    work = Work(code)
+    cells, out = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    steps = (
+        work.step("count", 1, cells),
+        work.step("count", 1, cells),
+        work.step("total", 1, cells, 1, out),
+    )
+    pool = Pool(compiler, 2)
+    try:
+        pool.run(Schedule.of([Phase(steps, side_by_side=False)]))
+    finally:
+        pool.close()
+    assert out.tolist() == [2]
+
+
+def test_workers_sleep_when_idle_and_wake_for_the_next_round(compiler, code):
+    work = Work(code)
+    cells = np.zeros(64, np.int64)
+    schedule = Schedule.of([Phase((work.step("count", 64, cells),), side_by_side=True)])
+    pool = Pool(compiler, 3)
+    try:
+        for turn in range(1, 6):
+            pool.run(schedule)
+            assert (cells == turn).all()
+            deadline = time.monotonic() + 5
+            while pool.asleep() < 2 and time.monotonic() < deadline:
+                time.sleep(0.002)
+            assert pool.asleep() == 2
+            before = time.process_time()
+            time.sleep(0.05)
+            assert time.process_time() - before < 0.04
+    finally:
+        pool.close()
+
+
+def test_rounds_that_begin_while_workers_fall_asleep(compiler, code):
+    """Pauses around the moment of falling asleep: no round may hang or lose a unit."""
+    work = Work(code)
+    cells = np.zeros(16, np.int64)
+    schedule = Schedule.of([Phase((work.step("count", 16, cells),), side_by_side=True)] * 3)
+    pool = Pool(compiler, 4)
+    rng = np.random.default_rng(1)
+    done = threading.Event()
+
+    def hammer():
+        for _ in range(300):
+            pool.run(schedule)
+            time.sleep(float(rng.choice([0, 0, 1e-5, 1e-4, 1e-3, 3e-3])))
+        done.set()
+
+    worker = threading.Thread(target=hammer, daemon=True)
+    worker.start()
+    worker.join(60)
+    assert done.is_set()
+    pool.close()
+    assert (cells == 900).all()
+
+
+def test_an_empty_round_and_closing_twice(compiler):
+    pool = Pool(compiler, 3)
+    pool.run(Schedule.of([]))
+    pool.close()
+    pool.close()
+    with pytest.raises(EngineError, match="closed"):
+        pool.run(Schedule.of([]))
+
+
+def test_workers_end_with_close(compiler):
+    before = threading.active_count()
+    pool = Pool(compiler, 4)
+    assert threading.active_count() == before + 3
+    pool.close()
+    assert threading.active_count() == before
