@@ -53,9 +53,9 @@ def _reduce4(p: list[V]) -> V:
 
 def _join(first: V, second: V) -> V:
     """The eight sums of two results of `_reduce4`."""
-    low = first.shuffle(second, [0, 1, 2, 3, 8, 9, 10, 11])
-    high = first.shuffle(second, [4, 5, 6, 7, 12, 13, 14, 15])
-    return low + high
+    own = first.shuffle(second, [0, 1, 2, 3, 12, 13, 14, 15])
+    other = first.shuffle(second, [4, 5, 6, 7, 8, 9, 10, 11])
+    return own + other
 
 
 def _half_group(e: Emit, target: Target, w: list[tuple[V, V]], x: V, first: int) -> V:
@@ -71,6 +71,7 @@ def _half_group(e: Emit, target: Target, w: list[tuple[V, V]], x: V, first: int)
 def _accumulate(e: Emit, unpack: Unpack, scales: Scales, x: V, total: V, acc: V) -> V:
     """One step of the eight stripes, from the integer sums of eight blocks."""
     xd = e.load(F32X8, x, RECORD_SCALES)
+    total = unpack.sums(e, total)
     if unpack.bias:
         total = total - e.load(I32X8, x, RECORD_SUMS) * unpack.bias
     if scales.scale is not None:
