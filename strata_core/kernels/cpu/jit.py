@@ -123,7 +123,8 @@ class Compiler:
 def assembly(module: ir.Module, target: Target) -> str:
     """The optimised assembly of a module, for any target that LLVM knows; nothing is loaded."""
     llvm.initialize_all_targets()
-    llvm.initialize_native_asmprinter()
+    llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
     machine = _machine(target, jit=False)
     listing: str = machine.emit_assembly(_optimised(str(module), machine))
     return listing
