@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from io import BytesIO
 from itertools import count
+from operator import index
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
+from weakref import finalize
 
 import numpy as np
 from attrs import define, field
@@ -48,7 +51,8 @@ class Model:
     """A loaded model; made by `load`, usable until `close`.
 
     `generate`, `logits` and `perplexity` may be called from any thread; requests wait for each
-    other. Usable as a context manager. After `close` every call raises StrataError.
+    other. Usable as a context manager. After `close` every call raises StrataError. A model that
+    is dropped, or still open when the interpreter exits, is closed then.
     """
 
     checkpoint: Checkpoint
@@ -61,6 +65,11 @@ class Model:
     _running: Running
     _names: Iterator[int] = field(factory=lambda: count(1))
     _closed: bool = False
+    _end: finalize[Any, Any] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # Also at exit: the engine's thread must not compute in memory that is being taken down.
+        self._end = finalize(self, _stop, self._running)
 
     def generate(
         self,
@@ -68,7 +77,7 @@ class Model:
         *,
         max_tokens: int = 128,
         sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         **sampling_fields: Any,
     ) -> Iterator[Event]:
@@ -85,25 +94,27 @@ class Model:
                 "give one or the other",
             )
         dump = self._settings.dump_first_logits
+        if dump is not None:
+            _check_dump(dump, self.checkpoint)
         submit = Submit(
             request=f"r{next(self._names)}",
             prompt=self.prompt_ids(prompt),
             max_tokens=max_tokens,
             sampling=sampling or Sampling(**sampling_fields),
-            stop=tuple(stop),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_eos=ignore_eos,
             logits="none" if dump is None else "first",
         )
         for event in self._events(submit):
             if isinstance(event, Logits):
-                _dump(Path(dump), event.logits[0])
+                _dump(dump, event.logits[0])
             else:
                 yield event
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """The ids of a prompt given as text or as ids."""
         if not isinstance(prompt, str):
-            return tuple(int(i) for i in prompt)
+            return _token_ids(prompt)
         if self.tokenizer is None:
             raise UsageError(
                 "the prompt cannot be given as text",
@@ -114,7 +125,7 @@ class Model:
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Float32 logits [len(ids), vocabulary] of every position of a sequence."""
-        rows = [logits for _, logits in self._logits_chunks(tuple(int(i) for i in ids))]
+        rows = [logits for _, logits in self._logits_chunks(_token_ids(ids))]
         return np.concatenate(rows)
 
     def perplexity(
@@ -124,7 +135,7 @@ class Model:
         on_window: Callable[[int, int], None] | None = None,
     ) -> Perplexity:
         """How well the model predicts `ids`, in windows of `context` tokens."""
-        return perplexity(tuple(int(i) for i in ids), context, self._logits_chunks, on_window)
+        return perplexity(_token_ids(ids), context, self._logits_chunks, on_window)
 
     def _logits_chunks(self, ids: tuple[int, ...]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         submit = Submit(request=f"r{next(self._names)}", prompt=ids, max_tokens=0, logits="prompt")
@@ -142,16 +153,16 @@ class Model:
         ended = False
         try:
             while not ended:
-                event = queue.get()
+                event = _next(queue)
                 ended = isinstance(event, Finished | Failed)
                 if isinstance(event, Failed):
                     raise event.as_error()
                 yield event
         finally:
+            # Nothing is waited for: this may run on any thread, even the engine's, when a dropped
+            # generator is collected there.
             if not ended:
                 engine.send(Cancel(submit.request), queue.put)
-                while not isinstance(queue.get(), Finished | Failed):
-                    pass
 
     @property
     def counters(self) -> Mapping[str, Mapping[str, int]]:
@@ -163,9 +174,7 @@ class Model:
         if self._closed:
             return
         self._closed = True
-        self._running.engine.send(Shutdown(), lambda _event: None)
-        self._running.engine.join()
-        self._running.close()
+        self._end()
         self.checkpoint.close()
 
     def __enter__(self) -> Self:
@@ -178,6 +187,40 @@ class Model:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _stop(running: Running) -> None:
+    """End the engine, then free what it stood on."""
+    running.engine.send(Shutdown(), lambda _event: None)
+    # On the engine's own thread, where a dropped model may be collected, the thread still needs
+    # the parts; they go when it drops them.
+    if running.engine.join():
+        running.close()
+
+
+def _next(queue: SimpleQueue[Event]) -> Event:
+    """The next event; Ctrl-C is heard while waiting, also where a wait cannot be interrupted."""
+    while True:
+        try:
+            return queue.get(timeout=0.2)
+        except Empty:
+            continue
+
+
+def _token_ids(ids: Sequence[int]) -> tuple[int, ...]:
+    """Whole numbers of any kind as ids. Raises UsageError for anything else."""
+    if isinstance(ids, bytes | bytearray | memoryview):
+        raise UsageError(
+            "a prompt cannot be given as bytes",
+            "it is text or token ids",
+            "decode it to text first",
+        )
+    try:
+        return tuple(index(i) for i in ids)
+    except TypeError as error:
+        raise UsageError(
+            "these are not token ids", str(error), "give a sequence of whole numbers"
+        ) from error
 
 
 def load(
@@ -239,14 +282,25 @@ def _prepared(
 
 
 def _dump(path: Path, logits: NDArray[np.float32]) -> None:
+    """Write one row of logits; where that fails, what was at `path` may be incomplete."""
+    content = BytesIO()
+    np.save(content, logits)
     try:
-        with path.open("wb") as file:
-            np.save(file, logits)
+        path.write_bytes(content.getvalue())
     except OSError as error:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
         raise StrataError(
             f"cannot write {path}",
             f"STRATA_DUMP_FIRST_LOGITS names it, and the system says: {error}",
             "name a file in a folder that can be written",
         ) from error
+
+
+def _check_dump(path: Path, checkpoint: Checkpoint) -> None:
+    """Raise UsageError where the logits would take the place of the model."""
+    with suppress(OSError):
+        if any(path.samefile(file) for file in checkpoint.files):
+            raise UsageError(
+                f"cannot write the logits to {path}",
+                "STRATA_DUMP_FIRST_LOGITS names a file of the model itself",
+                "name another file",
+            )

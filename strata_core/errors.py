@@ -6,7 +6,7 @@ leaves with its exit code. Everything that still works, but worse than asked, is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from attrs import field, frozen
 
@@ -69,6 +69,21 @@ class DoesNotFit(StrataError):
 
 class EngineError(StrataError):
     """A round failed; the sequences it served are closed, the engine itself goes on."""
+
+
+ERRORS: Mapping[str, type[StrataError]] = {
+    kind.__name__: kind
+    for kind in (
+        StrataError,
+        UsageError,
+        CheckpointError,
+        PluginError,
+        SelectionError,
+        DoesNotFit,
+        EngineError,
+    )
+}
+"""Every class of error by its name, as `as_json` and the engine's messages give it."""
 
 
 @frozen

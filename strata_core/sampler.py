@@ -9,6 +9,7 @@ position + 1 as counter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,25 @@ from strata_core.errors import EngineError, UsageError
 
 Floats = NDArray[np.float32]
 
+_STRONGEST = 1e30
+_LARGEST = float(np.finfo(np.float32).max)
+"""Bounds within which no penalised score overflows to an infinity or becomes no number."""
 
-def _at_least(low: float, high: float = float("inf"), *, above: bool = False) -> Any:
-    def check(_owner: object, attribute: Attribute[Any], value: float) -> None:
+
+def _is_number(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _at_least(
+    low: float, high: float = float("inf"), *, above: bool = False, whole: bool = False
+) -> Any:
+    def check(_owner: object, attribute: Attribute[Any], value: Any) -> None:
+        if not _is_number(value, Integral if whole else Real):
+            raise UsageError(
+                f"--{attribute.name.replace('_', '-')} {value!r} is not a number it can have",
+                f"a {'whole ' if whole else ''}number is wanted",
+                "leave it out to get the default",
+            )
         if not (low < value if above else low <= value) or not value <= high:
             bound = f"{'above' if above else 'at least'} {low:g}"
             bound += f" and at most {high:g}" if high != float("inf") else ""
@@ -45,12 +62,12 @@ class Sampling:
     """
 
     temperature: float = field(default=0.0, validator=_at_least(0.0))
-    top_k: int = field(default=0, validator=_at_least(0))
+    top_k: int = field(default=0, validator=_at_least(0, whole=True))
     top_p: float = field(default=1.0, validator=_at_least(0.0, 1.0, above=True))
     min_p: float = field(default=0.0, validator=_at_least(0.0, 1.0))
     repetition_penalty: float = field(default=1.0, validator=_at_least(0.0, above=True))
-    repetition_window: int = field(default=0, validator=_at_least(0))
-    seed: int = field(default=0, validator=_at_least(0, 2**64 - 1))
+    repetition_window: int = field(default=0, validator=_at_least(0, whole=True))
+    seed: int = field(default=0, validator=_at_least(0, 2**64 - 1, whole=True))
 
 
 def sample(logits: Floats, sampling: Sampling, history: Sequence[int], position: int) -> int:
@@ -62,13 +79,16 @@ def sample(logits: Floats, sampling: Sampling, history: Sequence[int], position:
     if np.isnan(logits).any() or not np.isfinite(logits.max()):
         raise EngineError(
             f"the logits of position {position} are not finite",
-            "a weight or an activation overflowed or the file is damaged",
-            "check the model file with `strata inspect`",
+            "a weight or an activation overflowed, or the file is damaged",
+            "compare the model file's checksum with its source, or use another model",
         )
     scores = _penalised(logits, sampling, history)
     if sampling.temperature == 0:
         return int(scores.argmax())
-    kept, weights = _filtered(scores.astype(np.float64) / sampling.temperature, sampling)
+    # The largest becomes 0 first, so that no temperature, however small, overflows it.
+    relative = scores.astype(np.float64) - float(scores.max())
+    with np.errstate(over="ignore"):
+        kept, weights = _filtered(relative / sampling.temperature, sampling)
     point = uniform(sampling.seed, position) * weights.sum()
     return int(kept[min(int(np.searchsorted(weights.cumsum(), point, "right")), len(kept) - 1)])
 
@@ -85,19 +105,24 @@ def _penalised(logits: Floats, sampling: Sampling, history: Sequence[int]) -> Fl
     seen = np.unique(np.asarray(history[-sampling.repetition_window :], dtype=np.int64))
     scores = logits.copy()
     old = scores[seen]
-    penalty = np.float32(sampling.repetition_penalty)
-    scores[seen] = np.where(old > 0, old / penalty, old * penalty)
+    penalty = np.float32(min(max(sampling.repetition_penalty, 1 / _STRONGEST), _STRONGEST))
+    with np.errstate(over="ignore"):
+        changed = np.where(old > 0, old / penalty, old * penalty)
+    scores[seen] = changed.clip(-_LARGEST, _LARGEST)
     return scores
 
 
 def _filtered(
     scores: NDArray[np.float64], sampling: Sampling
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Ids kept by the filters, likeliest first (ties: lowest id first), with their weights."""
+    """Ids kept by the filters, likeliest first (ties: lowest id first), with their weights.
+
+    `scores` are at most 0, the largest is 0.
+    """
     order = np.argsort(-scores, kind="stable")
     if sampling.top_k:
         order = order[: sampling.top_k]
-    weights = np.exp(scores[order] - scores[order[0]])
+    weights = np.exp(scores[order])
     if sampling.top_p < 1:
         share = weights.cumsum() / weights.sum()
         keep = int(np.searchsorted(share, sampling.top_p, "left")) + 1

@@ -19,6 +19,8 @@ GENERATION = "generation_config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_SHARDS = 4096
+INDEX_LIMIT = 1 << 25
+"""Most bytes of an index (32 MiB: 200,000 tensors with long names)."""
 _FILE_NAME = re.compile(r"^(?!\.)[^/\\\0]{1,200}$")
 
 
@@ -85,7 +87,7 @@ def _open_shards(folder: Path, index: Path) -> list[SafetensorsFile]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """File name by tensor name, as the index says; names that leave the folder are refused."""
-    config = Config(index, read_json(index))
+    config = Config(index, read_json(index, INDEX_LIMIT))
     section = config.section("weight_map")
     if section is None or not section.values:
         raise config.bad("weight_map", "the field is missing or empty")

@@ -80,6 +80,8 @@ def _check_rope(hyper: Hyper, bad: Bad) -> None:
         rope.beta_fast > rope.beta_slow > 0.0
     ):
         raise bad("rope.beta_fast", f"{rope.beta_fast} must exceed beta_slow {rope.beta_slow} > 0")
+    if rope.theta <= 1.0:
+        raise bad("rope.theta", f"{rope.theta}; yarn scaling needs more than 1")
     attention = rope.attention_factor
-    if attention is not None and not (isfinite(attention) and attention > 0.0):
-        raise bad("rope.attention_factor", f"{attention}; a positive finite number is needed")
+    if attention is not None and not 0.0 < attention <= 1e6:
+        raise bad("rope.attention_factor", f"{attention}; above 0 up to 10^6 is possible")

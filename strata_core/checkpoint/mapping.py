@@ -16,7 +16,11 @@ from attrs import frozen
 from strata_core.errors import CheckpointError
 
 SMALL_FILE_LIMIT = 1 << 28
-"""Most bytes of a JSON file that is read whole (256 MiB; real tokenizers stay below 40 MiB)."""
+"""Most bytes of a file that is read whole (256 MiB; real tokenizers stay below 40 MiB)."""
+
+JSON_LIMIT = 1 << 24
+"""Most bytes of a JSON file that becomes Python objects, which may take thirty times as much (16
+MiB; real configurations stay below 4 MiB)."""
 
 
 @frozen(eq=False)
@@ -75,7 +79,7 @@ def exists(path: Path) -> bool:
         raise unreadable(path, error) from error
 
 
-def read_json(path: Path, limit: int = SMALL_FILE_LIMIT) -> dict[str, Any]:
+def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     """The object in a JSON file of at most `limit` bytes. Raises CheckpointError."""
     data = read_small(path, limit)
     try:

@@ -112,12 +112,14 @@ class Talk:
     @property
     def _typed(self) -> bool:
         """Whether somebody types the turns and reads the answers."""
-        return sys.stdin.isatty() and not self.console.json
+        return sys.stdin is not None and sys.stdin.isatty() and not self.console.json
 
     def _begin(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def _read_turn(self) -> str | None:
+        if sys.stdin is None:
+            return None
         if self._typed:
             try:
                 return decoded(input("> ").encode("utf-8", "surrogateescape"), "the turn")

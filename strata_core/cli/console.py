@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from strata_core.cli.streams import write, write_error
 from strata_core.errors import StrataError
 
 if TYPE_CHECKING:
     from strata_core.cli.progress import TerminalProgress
-
-
-class ReaderGone(Exception):
-    """Nobody reads stdout any more, e.g. `strata ... | head`; the command ends quietly."""
 
 
 @frozen
@@ -33,7 +28,7 @@ class Console:
     def text(self, chunk: str) -> None:
         """Write part of a command's answer to stdout at once; nothing with `json`."""
         if not self.json:
-            _write(chunk)
+            write(chunk)
 
     def line(self, text: str = "") -> None:
         """Write one line of a command's answer to stdout; nothing with `json`."""
@@ -42,12 +37,12 @@ class Console:
     def document(self, body: dict[str, Any]) -> None:
         """Write the one JSON document; nothing without `json`."""
         if self.json:
-            _write(as_json(body))
+            write(as_json(body))
 
     def note(self, text: str) -> None:
         """Tell the user something about the run, on stderr; nothing with `json` or `quiet`."""
         if not self.json and not self.quiet:
-            _write_error(text + "\n")
+            write_error(text + "\n")
 
     def progress(self) -> TerminalProgress:
         """A display of long work; silent with `json`, `quiet`, or where nobody watches stderr."""
@@ -65,42 +60,7 @@ def as_json(body: dict[str, Any]) -> str:
 def print_error(error: StrataError, *, json_wanted: bool) -> None:
     """An error's three lines on stderr, or the document that holds it on stdout."""
     if json_wanted:
-        _write(as_json({"error": error.as_json()}))
+        write(as_json({"error": error.as_json()}))
         return
     lines = [f"strata: {error.what}"] + [line for line in (error.why, error.remedy) if line]
-    _write_error("\n".join(" ".join(line.splitlines()) for line in lines) + "\n")
-
-
-def flush() -> None:
-    """Hand over what stdout still holds, so that a failure is reported and not lost at exit."""
-    _write("")
-
-
-def discard_output() -> None:
-    """Let what stdout still holds go nowhere: its reader is gone, and exit would flush it."""
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device, not a file
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def _write(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as error:
-        # A pipe without a reader is EPIPE, on Windows EINVAL.
-        if error.errno in (errno.EPIPE, errno.EINVAL):
-            raise ReaderGone from None
-        raise StrataError(
-            "the output cannot be written",
-            error.strerror or str(error),
-            "make room, or send the output elsewhere",
-        ) from error
-
-
-def _write_error(text: str) -> None:
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EINVAL):
-            raise
+    write_error("\n".join(" ".join(line.splitlines()) for line in lines) + "\n")

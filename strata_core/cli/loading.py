@@ -17,13 +17,16 @@ LANES = ("hit", "pcie", "cpu", "helper", "file")
 
 
 @contextmanager
-def loaded(invocation: Invocation, name: str) -> Iterator[Model]:
-    """The model that MODEL names, loaded with the settings in force, with progress shown."""
+def loaded(invocation: Invocation, name: str, **options: Any) -> Iterator[Model]:
+    """The model that MODEL names, loaded with the settings in force, with progress shown.
+
+    `options` are settings by key that the command itself decides; they come before the user's.
+    """
     from strata_core.api import load
 
     progress = invocation.console.progress()
     try:
-        model = load(name, settings=invocation.settings(), progress=progress)
+        model = load(name, settings=invocation.settings(), progress=progress, **options)
     finally:
         progress.close()
     with model:

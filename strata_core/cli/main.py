@@ -15,10 +15,7 @@ from typing import Any
 import click
 
 from strata_core import __version__
-from strata_core.cli.console import ReaderGone, discard_output, flush, print_error
-from strata_core.cli.usage import translated
-from strata_core.config import did_you_mean
-from strata_core.errors import StrataError, UsageError
+from strata_core.cli.streams import ReaderGone, discard_output, flush
 
 INTERRUPTED = 130
 
@@ -27,13 +24,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("chat", "Talk with a model, turn by turn."),
     "plan": ("plan", "Say what would go where, before anything is loaded."),
     "perplexity": ("perplexity", "Measure how well a model predicts a text."),
+    "bench": ("bench", "Measure how fast a model runs."),
     "inspect": ("inspect", "Say what is in a model's files."),
     "plugins": ("plugins", "List what can do the work, what is chosen, and why."),
     "doctor": ("doctor", "Report this machine's facts, the settings, and what is wrong."),
 }
 """Each command's module in this package, and its line in `strata --help`."""
 
-LATER = ("serve", "pack", "verify", "profile", "bench", "simulate")
+LATER = ("serve", "pack", "verify", "profile", "simulate")
 """Commands of later versions: known by name, so that the error can say so."""
 
 
@@ -61,7 +59,9 @@ class Root(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click's, with an error that knows the commands of later versions."""
         if args and args[0] not in COMMANDS:
-            raise _unknown_command(args[0])
+            from strata_core.cli.usage import unknown_command
+
+            raise unknown_command(args[0], COMMANDS, LATER)
         return super().resolve_command(ctx, args)
 
     def format_commands(
@@ -72,20 +72,6 @@ class Root(click.Group):
         """Write the list of commands without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
-
-
-def _unknown_command(name: str) -> UsageError:
-    if name in LATER:
-        return UsageError(
-            f"the command {name!r} is not available in this version",
-            "what it does has not been built yet",
-            f"the commands are {', '.join(COMMANDS)}",
-        )
-    return UsageError(
-        f"there is no command {name!r}",
-        f"the commands are {', '.join(COMMANDS)}",
-        did_you_mean(name, COMMANDS) or "`strata --help` says what each one does",
-    )
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
@@ -128,15 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ReaderGone:
         discard_output()
         return 0
-    except KeyboardInterrupt:
-        return _fail(StrataError("interrupted"), own, INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 - the last resort: no trace reaches the user
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no trace reaches the user
         if "--debug" in own:
             import traceback
 
             traceback.print_exc()
-        shown = translated(error, root)
-        return _fail(shown, own, shown.exit_code)
+        return _fail(error, own)
 
 
 def _invoke(args: list[str]) -> int:
@@ -149,12 +132,21 @@ def _invoke(args: list[str]) -> int:
     return int(code or 0)
 
 
-def _fail(error: StrataError, args: Sequence[str], code: int) -> int:
+def _fail(error: BaseException, args: Sequence[str]) -> int:
+    """Report what ended the command, and return the exit code that tells it."""
+    # What only failures need is imported here: it would make up half of the start.
+    from strata_core.cli.console import print_error
+    from strata_core.cli.usage import translated
+    from strata_core.errors import StrataError
+
+    shown = translated(error, root)
     try:
-        print_error(error, json_wanted="--json" in args)
+        print_error(shown, json_wanted="--json" in args)
     except ReaderGone:
         discard_output()
-    return code
+    except StrataError as unwritten:
+        print_error(unwritten, json_wanted=False)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else shown.exit_code
 
 
 def run() -> None:

@@ -25,14 +25,14 @@ def read_prompt(argument: str | None, ids: str | None) -> str | tuple[int, ...]:
                 "leave one of them out",
             )
         return parse_ids(ids)
-    if argument is None and sys.stdin.isatty():
+    if argument is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError(
             "PROMPT is missing",
             "there is nothing to continue",
             "give the prompt after the model, or pipe it in",
         )
     if argument is None or argument == "-":
-        return without_line_break(decoded(sys.stdin.buffer.read(LARGEST_TEXT + 1), "the prompt"))
+        return without_line_break(decoded(_stdin(), "the prompt"))
     # What was not UTF-8 on the command line arrives as lone surrogates.
     return decoded(argument.encode("utf-8", "surrogateescape"), "PROMPT")
 
@@ -53,7 +53,7 @@ def parse_ids(text: str) -> tuple[int, ...]:
 def read_text(path: str, flag: str) -> str:
     """The text of a UTF-8 file, "-" for stdin. Raises UsageError naming flag and file."""
     if path == "-":
-        return decoded(sys.stdin.buffer.read(LARGEST_TEXT + 1), "stdin")
+        return decoded(_stdin(), "stdin")
     try:
         with Path(path).open("rb") as stream:
             data = stream.read(LARGEST_TEXT + 1)
@@ -64,6 +64,12 @@ def read_text(path: str, flag: str) -> str:
             "give the path of a text file in UTF-8",
         ) from error
     return decoded(data, path)
+
+
+def _stdin() -> bytes:
+    if sys.stdin is None:
+        raise UsageError("stdin is closed", "the text was to come from it", "pipe the text in")
+    return sys.stdin.buffer.read(LARGEST_TEXT + 1)
 
 
 def decoded(data: bytes, name: str) -> str:

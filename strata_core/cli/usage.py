@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import click
 
 from strata_core.config import did_you_mean
 from strata_core.errors import StrataError, UsageError
 
 
-def translated(error: Exception, root: click.Group) -> StrataError:
+def unknown_command(name: str, commands: Iterable[str], later: Iterable[str]) -> UsageError:
+    """The error for a command that this version does not have; `later` ones it knows by name."""
+    listed = f"the commands are {', '.join(commands)}"
+    if name in later:
+        return UsageError(
+            f"the command {name!r} is not available in this version",
+            "what it does has not been built yet",
+            listed,
+        )
+    return UsageError(
+        f"there is no command {name!r}",
+        listed,
+        did_you_mean(name, commands) or "`strata --help` says what each one does",
+    )
+
+
+def translated(error: BaseException, root: click.Group) -> StrataError:
     """The error to show for an exception that ended a command of `root`."""
     if isinstance(error, StrataError):
         return error
     if isinstance(error, click.ClickException):
         return _of_click(error, root)
+    if isinstance(error, KeyboardInterrupt):
+        return StrataError("interrupted")
     if isinstance(error, MemoryError):
         return StrataError(
             "there is not enough memory",

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 from attrs import field, frozen
 
-from strata_core.errors import EngineError, StrataError
+from strata_core.errors import ERRORS, EngineError, StrataError
 from strata_core.sampler import Sampling
 
 Reason = Literal["length", "eos", "stop", "cancelled"]
@@ -151,8 +151,8 @@ class Failed:
         )
 
     def as_error(self) -> StrataError:
-        """An error to raise on the front end's side, with the same lines and exit code."""
-        error = EngineError(self.what, self.why, self.remedy)
+        """An error of the same class to raise on the front end's side, with its lines and code."""
+        error = ERRORS.get(self.type, EngineError)(self.what, self.why, self.remedy)
         error.exit_code = self.exit_code
         if self.trace:
             error.add_note(self.trace)

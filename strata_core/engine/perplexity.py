@@ -9,7 +9,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from strata_core.errors import UsageError
+from strata_core.errors import EngineError, UsageError
 
 
 @frozen
@@ -75,6 +75,12 @@ def perplexity(
 
 
 def _negative_log_likelihood(logits: NDArray[np.float32], ids: Sequence[int]) -> float:
+    if not np.isfinite(logits).all():
+        raise EngineError(
+            "the text cannot be judged: the model's logits are not finite",
+            "a weight or an activation overflowed, or the file is damaged",
+            "compare the model file's checksum with its source, or use another model",
+        )
     scores = logits.astype(np.float64)
     top = scores.max(axis=1)
     norm = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))

@@ -28,6 +28,26 @@ Send = Callable[[Event], None]
 
 
 @define(eq=False)
+class Sink:
+    """Delivers events; a receiver that raised is `broken` and not called again.
+
+    What a receiver does wrong is its own affair: it must not end the engine's thread.
+    """
+
+    _receiver: Send
+    broken: bool = field(default=False, init=False)
+
+    def __call__(self, event: Event) -> None:
+        """Hand over one event."""
+        if self.broken:
+            return
+        try:
+            self._receiver(event)
+        except Exception:  # noqa: BLE001  anybody's code
+            self.broken = True
+
+
+@define(eq=False)
 class Request:
     """Turns logits into tokens and events for one `Submit`; used by the engine's thread alone.
 
@@ -35,7 +55,7 @@ class Request:
     """
 
     submit: Submit
-    send: Send
+    send: Sink
     sequence: Sequence
     limits: Limits
     eos: frozenset[int]

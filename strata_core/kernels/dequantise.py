@@ -77,23 +77,6 @@ def weights(blocks: Blocks) -> np.ndarray:
     return np.asarray(result, np.float32)
 
 
-def check_scales(type_name: str, data: np.ndarray, where: str) -> None:
-    """Raise CheckpointError where MXFP4 bytes hold the exponent 255, which stands for no number.
-
-    `where` names the expert or tensor. Other types pass. Meant for the first reading of a blob,
-    not for the path of every token.
-    """
-    if type_name != "MXFP4":
-        return
-    bad = np.flatnonzero(data.reshape(-1, TYPES[type_name].block_bytes)[:, 0] == 255)
-    if bad.size:
-        raise CheckpointError(
-            f"{where}: {bad.size} MXFP4 blocks have the exponent 255",
-            f"the first is block {int(bad[0])}; 255 stands for no number",
-            "the file is damaged; download or convert the model again",
-        )
-
-
 def _known(type_name: str) -> WeightType:
     found = TYPES.get(type_name)
     if found is None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from attrs import define, field
 
+from strata_core.checkpoint.scales import check_scales
 from strata_core.interfaces import BlobPart, Expert, ExpertFiles, Source
 from strata_core.kernels.dequantise import dequantise
 from strata_core.kernels.kv import Floats
@@ -23,6 +24,7 @@ class ExpertReader:
 
     files: ExpertFiles
     source: Source
+    _checked: set[Expert] = field(factory=set, init=False)
     served: int = field(default=0, init=False)
     served_bytes: int = field(default=0, init=False)
 
@@ -37,6 +39,10 @@ class ExpertReader:
         layout = self.files.layouts[layer]
         view = self.source.view(expert)
         try:
+            if expert not in self._checked:
+                for part, address in zip(layout.parts, view.parts, strict=True):
+                    check_scales(part.type, bytes_at(address, part.nbytes), str(expert))
+                self._checked.add(expert)
             yield tuple(
                 _matrix(part, address)
                 for part, address in zip(layout.parts, view.parts, strict=True)

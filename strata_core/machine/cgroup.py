@@ -88,13 +88,13 @@ def _unescaped(text: str) -> str:
 def _memory_v2(folder: Path) -> tuple[int | None, int]:
     limit = _number(_read(folder / "memory.max"))
     used = _number(_read(folder / "memory.current")) or 0
-    return limit, used - _stat(folder, "inactive_file")
+    return limit, max(used - _stat(folder, "inactive_file"), 0)
 
 
 def _memory_v1(folder: Path) -> tuple[int | None, int]:
     limit = _number(_read(folder / "memory.limit_in_bytes"))
     used = _number(_read(folder / "memory.usage_in_bytes")) or 0
-    return limit, used - _stat(folder, "total_inactive_file")
+    return limit, max(used - _stat(folder, "total_inactive_file"), 0)
 
 
 def _stat(folder: Path, name: str) -> int:

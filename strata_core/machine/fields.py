@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -89,15 +88,15 @@ def _page_size(value: object) -> int:
 def _cores(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Wrong("a number of cores", value)
-    if not math.isfinite(value) or value <= 0:
+    if not 0 < value < 2**63:
         raise _Wrong("a number of cores above 0", value)
     return float(value)
 
 
 def _wsl(value: object) -> int:
-    if isinstance(value, bool) or value not in (1, 2):
+    if isinstance(value, bool) or not isinstance(value, int) or value not in (1, 2):
         raise _Wrong("1, 2 or null", value)
-    return int(str(value))
+    return value
 
 
 def _pci_id(value: object) -> str:

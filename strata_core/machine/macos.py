@@ -42,6 +42,7 @@ def read_macos(ask: Ask = run) -> Machine:
     cores = os.cpu_count() or 1
     installed = _number(told.get("hw.memsize", "")) or mmap.PAGESIZE
     flags = f"{told.get('machdep.cpu.features', '')} {told.get('machdep.cpu.leaf7_features', '')}"
+    flags = flags.lower().replace("avx1.0", "avx").replace(".", "_")  # SSE4.2 is sse4_2 on Linux
     return Machine(
         os="macos",
         release=platform.release(),
@@ -53,7 +54,7 @@ def read_macos(ask: Ask = run) -> Machine:
         ram_available=min(_available(ask(["/usr/bin/vm_stat"])), installed),
         page_size=mmap.PAGESIZE,
         cpu_model=told.get("machdep.cpu.brand_string", ""),
-        cpu_flags=tuple(sorted(set(flags.lower().replace("avx1.0", "avx").split()))),
+        cpu_flags=tuple(sorted(set(flags.split()))),
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import threading
 from collections.abc import Iterator
+from typing import TextIO
 
 
 def describe(error: BaseException) -> str:
@@ -18,12 +20,30 @@ def describe(error: BaseException) -> str:
     return line if len(line) <= 400 else line[:397] + "..."
 
 
+# `sys.stdout` is one for the whole process, so whether it is diverted is too: redirections of
+# several threads that end in another order than they began would leave it diverted for good.
+_LOCK = threading.Lock()
+_DIVERTED: list[TextIO] = []
+
+
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
     """While this runs, what any thread writes to `sys.stdout` goes to stderr.
 
     It works on `sys.stdout`, not on the file descriptor: changing that would reach into whatever
-    else the process does.
+    else the process does. Several threads may be inside at once; the last one to leave puts
+    `sys.stdout` back as the first one found it.
     """
-    with contextlib.redirect_stdout(sys.stderr if sys.stderr is not None else io.StringIO()):
+    with _LOCK:
+        if not _DIVERTED:
+            before, sys.stdout = sys.stdout, sys.stderr if sys.stderr is not None else io.StringIO()
+        else:
+            before = _DIVERTED[0]
+        _DIVERTED.append(before)
+    try:
         yield
+    finally:
+        with _LOCK:
+            _DIVERTED.pop()
+            if not _DIVERTED:
+                sys.stdout = before

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from strata_core.checkpoint.scales import check_scales
 from strata_core.errors import StrataError
 from strata_core.interfaces import (
     Allocator,
@@ -67,6 +68,9 @@ class Arena:
             layout = self._experts.layouts[layer]
             target = bytes_at(self._address(expert), layout.nbytes).data
             self._read(expert, target)
+            for part in layout.parts:
+                stored = np.frombuffer(target[part.offset : part.offset + part.nbytes], np.uint8)
+                check_scales(part.type, stored, str(expert))
             progress.advance(layout.nbytes)
 
     def _read(self, expert: Expert, target: memoryview) -> None:
@@ -77,7 +81,14 @@ class Arena:
     def _address(self, expert: Expert) -> int:
         if self._region is None:
             raise StrataError(f"{expert} was asked for after the arena was closed")
-        return self._region.address + self._starts[expert]
+        start = self._starts.get(expert)
+        if start is None:
+            raise StrataError(
+                f"there is no {expert}",
+                f"{self._experts.count} experts in each of {len(self._experts.layouts)} layers",
+                "this is an error in the caller; please report it",
+            )
+        return self._region.address + start
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
         """Nothing to do: everything is in memory."""

@@ -22,6 +22,12 @@ class TextStream:
 
     def __init__(self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
         for text in stop:
+            if not isinstance(text, str):
+                raise UsageError(
+                    "a stop string cannot be used",
+                    f"it is a {type(text).__name__}, not text",
+                    "give the text to stop before",
+                )
             if not text or len(text) > MAX_STOP:
                 raise UsageError(
                     "a stop string cannot be used",

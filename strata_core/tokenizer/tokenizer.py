@@ -14,6 +14,7 @@ from strata_core.checkpoint.config_json import Config
 from strata_core.checkpoint.mapping import exists, read_json, read_small
 from strata_core.errors import CheckpointError, UsageError
 from strata_core.tokenizer.chat_template import ChatTemplate, NoChatTemplate
+from strata_core.tokenizer.library import guarded
 from strata_core.tokenizer.rebuild import Rebuilt, no_tokenizer_file, rebuild_tokenizer
 from strata_core.tokenizer.stream import TextStream
 
@@ -70,7 +71,11 @@ class Tokenizer:
                 f"character {error.start} is half of a pair, as invalid UTF-8 input gives",
                 "pass the text as UTF-8",
             ) from error
-        ids = list(self._backend.encode(text, add_special_tokens=add_special).ids)
+        with guarded(
+            f"{self._source}: the tokenizer cannot take this text",
+            "try another text, give token ids, or download the tokenizer again",
+        ):
+            ids = list(self._backend.encode(text, add_special_tokens=add_special).ids)
         if add_special:
             ids = [*self._before, *ids, *self._after]
         if ids and max(ids) >= self.limit:
@@ -161,19 +166,14 @@ def _from_folder(checkpoint: Checkpoint) -> Tokenizer | None:
         return None
     from tokenizers import Tokenizer as Backend
 
-    try:
+    with guarded(
+        f"{path} is not a readable tokenizer",
+        "the file is damaged, or needs a newer version of the tokenizers library",
+    ):
         backend = Backend.from_str(read_small(path).decode())
-    except CheckpointError:
-        raise
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(
-            f"{path} is not a readable tokenizer",
-            " ".join(str(error).split())[:200],
-            "the file is damaged, or needs a newer version of the tokenizers library",
-        ) from error
-    # A prompt is one text of any length, whatever the file says about batches.
-    backend.no_truncation()
-    backend.no_padding()
+        # A prompt is one text of any length, whatever the file says about batches.
+        backend.no_truncation()
+        backend.no_padding()
     return _wrap(checkpoint, backend, str(path), _folder_template(checkpoint), None)
 
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_core.checkpoint.open import open_checkpoint
+from strata_core.checkpoint.scales import check_scales
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import CheckpointError
-from strata_core.kernels.dequantise import check_scales, dequantise, unpack
+from strata_core.kernels.dequantise import dequantise, unpack
 
 QUANTISED = [name for name, kind in TYPES.items() if kind.block > 1]
 

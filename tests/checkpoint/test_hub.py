@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from strata_core.checkpoint.hub import INDEX_LIMIT
 from strata_core.checkpoint.hyper import Hyper, Rope
+from strata_core.checkpoint.mapping import JSON_LIMIT
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.errors import CheckpointError
 from strata_core.testing.tiny import tiny_hyper, write_tiny_hub
@@ -88,6 +90,39 @@ def test_rope_scaling(tmp_path: Path, scaling: dict[str, Any], expected: Any) ->
     rope = open_checkpoint(tmp_path).hyper.rope
     assert (rope.scaling, rope.factor, rope.original_context, rope.attention_factor) == expected
     assert rope.theta == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("rope", "field"),
+    [
+        ({"rope_theta": 1.0}, "rope.theta"),
+        ({"rope_theta": 0.5}, "rope.theta"),
+        ({"attention_factor": 1e300}, "rope.attention_factor"),
+        ({"attention_factor": 0.0}, "rope.attention_factor"),
+    ],
+)
+def test_yarn_that_cannot_be_computed(tmp_path: Path, rope: dict[str, Any], field: str) -> None:
+    whole = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, **rope}
+    write_tiny_hub(tmp_path, hyper=small(), config={"rope_parameters": whole})
+    with pytest.raises(CheckpointError, match=field):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("config.json", JSON_LIMIT),
+        ("generation_config.json", JSON_LIMIT),
+        ("model.safetensors.index.json", INDEX_LIMIT),
+    ],
+)
+def test_json_that_would_fill_the_memory(tmp_path: Path, name: str, limit: int) -> None:
+    write_tiny_hub(tmp_path, hyper=small(), shards=2)
+    text = (tmp_path / name).read_text() if (tmp_path / name).exists() else "{}"
+    (tmp_path / name).write_text(text + " " * limit)
+    with pytest.raises(CheckpointError, match="too large") as caught:
+        open_checkpoint(tmp_path)
+    assert name in caught.value.what
 
 
 def test_dense_layers(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +92,31 @@ def test_full_output_is_an_error(process) -> None:
     assert child.returncode == 1
     assert len(err.splitlines()) == 3
     assert b"the output cannot be written" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        ("generate demo x -n 1 <&-", 0, b"loaded in"),
+        ("generate demo <&-", 2, b"PROMPT is missing"),
+        ("generate demo - <&-", 2, b"stdin is closed"),
+        ("chat demo --raw <&-", 0, b""),
+        ("plugins >&-", 1, b"stdout is closed"),
+        ("generate demo x -n 1 --json >&-", 1, b""),
+        ("generate demo x -n 1 2>&-", 0, b""),
+        ("generate demo 2>&-", 2, b""),
+    ],
+)
+def test_streams_that_are_closed(command: str, code: int, says: bytes) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"exec {shlex.quote(sys.executable)} -m strata_core {command}"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdin=subprocess.DEVNULL if "<" in command else None,
+        capture_output=True,
+    )
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 # --- the request itself ------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 from importlib import import_module
 
 import click
@@ -32,15 +32,20 @@ def test_no_heavy_import(args: list[str]) -> None:
     assert not [name for name in modules if name.startswith("strata_core.plugins")]
 
 
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="needs the processor time of a child")
 def test_help_takes_less_than_300_ms() -> None:
+    # One thread that waits for nothing: on an idle machine its processor time is the time it
+    # takes, and on a busy one this does not measure the others.
     times = []
-    for _ in range(7):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "strata_core", "--help"], capture_output=True)
-        times.append(time.perf_counter() - begin)
-        if times[-1] < 0.3:
-            return
-    pytest.fail(f"the quickest of {len(times)} took {min(times):.3f} s")
+    for _ in range(5):
+        child = subprocess.Popen(
+            [sys.executable, "-m", "strata_core", "--help"], stdout=subprocess.DEVNULL
+        )
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        assert child.returncode == 0
+        times.append(used.ru_utime + used.ru_stime)
+    assert min(times) < 0.3, times
 
 
 def test_help_lists_the_commands_of_this_version(strata) -> None:

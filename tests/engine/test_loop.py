@@ -33,7 +33,7 @@ from strata_core.engine.messages import (
 )
 from strata_core.engine.pipe import RemoteEngine, serve
 from strata_core.errors import EngineError
-from strata_core.interfaces import Limits
+from strata_core.interfaces import Limits, Window
 from strata_core.sampler import Sampling
 from strata_core.testing.arithmetic_executor import ArithmeticExecutor, continuation
 
@@ -249,6 +249,70 @@ def test_a_failing_round_fails_its_requests_and_frees_their_slots() -> None:
     assert isinstance(last.as_error(), EngineError)
     assert executor.stored == {}
     assert isinstance(client.run(submit("b", (1, 2), 3))[-1], Finished)
+    client.send(Shutdown())
+    assert engine.join(WAIT)
+
+
+def raising(_event: Event) -> None:
+    raise RuntimeError("sink")
+
+
+@pytest.mark.parametrize(
+    "command", [AskStatus(), submit("bad", (1, 2), 9), submit("bad", (), 1), Cancel("nobody")]
+)
+def test_a_sink_that_raises_ends_its_own_request_alone(command: object) -> None:
+    executor = ArithmeticExecutor()
+    engine = make_engine(executor)
+    engine.start()
+    engine.send(command, raising)
+    client = Client(engine)
+    assert isinstance(client.run(submit("good", (1, 2), 9))[-1], Finished)
+    client.send(AskStatus())
+    (status,) = client.until(lambda e: isinstance(e, Status))
+    assert status.running == status.waiting == ()
+    assert executor.stored == {}
+    engine.send(Shutdown(), raising)
+    assert engine.join(WAIT)
+
+
+def test_what_comes_behind_a_shutdown_is_answered() -> None:
+    executor = ArithmeticExecutor()
+    engine = make_engine(executor)
+    client = Client(engine)
+    first, second = SimpleQueue(), SimpleQueue()
+    engine.send(Shutdown(), first.put)
+    client.send(submit("late", (1,), 5))
+    engine.send(Shutdown(), second.put)
+    engine.start()
+    (event,) = client.until(lambda e: isinstance(e, Failed))
+    assert "stopped" in event.what
+    assert isinstance(first.get(timeout=WAIT), Stopped)
+    assert isinstance(second.get(timeout=WAIT), Stopped)
+    assert engine.join(WAIT)
+    assert executor.stored == {}
+
+
+def test_bad_logits_fail_one_request_of_a_round() -> None:
+    class Poisoned(ArithmeticExecutor):
+        def run(self, window: Window) -> np.ndarray:
+            out = super().run(window)
+            out[window.slots[window.logits_rows] == 0] = np.nan
+            return out
+
+    engine = make_engine(Poisoned())
+    client = Client(engine)
+    client.send(submit("a", (1, 2), 9))
+    client.send(submit("b", (3, 4), 9))
+    engine.start()
+    ends = {}
+    while len(ends) < 2:
+        (event,) = client.until(lambda e: True)
+        if isinstance(event, Finished | Failed):
+            ends[event.request] = event
+    assert isinstance(ends["a"], Failed)
+    assert "not finite" in ends["a"].what
+    assert isinstance(ends["b"], Finished)
+    assert ends["b"].token_ids == continuation((3, 4), 9)
     client.send(Shutdown())
     assert engine.join(WAIT)
 

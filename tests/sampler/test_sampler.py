@@ -41,6 +41,14 @@ def test_temperature_sharpens() -> None:
     assert cold[0] > warm[0] > warm[1]
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-30, 1e300])
+@pytest.mark.parametrize("more", [{}, {"min_p": 0.1}, {"top_p": 0.5}, {"top_k": 2}])
+def test_any_temperature_gives_a_token(temperature: float, more: dict[str, float]) -> None:
+    logits = np.array([1.0, 3.0, 2.0], np.float32)
+    drawn = {sample(logits, Sampling(temperature=temperature, **more), (), p) for p in range(50)}
+    assert drawn == {1} if temperature < 1 else drawn <= {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     ("sampling", "kept"),
     [
@@ -136,3 +144,36 @@ def test_logits_that_are_not_finite_are_an_error(logits: np.ndarray) -> None:
 def test_values_out_of_range_name_the_flag(field: str, value: float) -> None:
     with pytest.raises(UsageError, match="--" + field.replace("_", "-")):
         Sampling(**{field: value})
+
+
+@given(
+    logits=st.lists(
+        st.one_of(
+            st.floats(width=32, allow_nan=False, allow_infinity=False), st.just(float("-inf"))
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    sampling=st.builds(
+        Sampling,
+        temperature=st.floats(0, allow_infinity=False),
+        top_k=st.integers(0, 2**70),
+        top_p=st.floats(0, 1, exclude_min=True),
+        min_p=st.floats(0, 1),
+        repetition_penalty=st.floats(0, exclude_min=True, allow_infinity=False),
+        repetition_window=st.integers(0, 2**70),
+    ),
+    data=st.data(),
+)
+def test_no_setting_overflows(logits: list[float], sampling: Sampling, data: st.DataObject) -> None:
+    """A warning is an error here: none reaches the terminal, and a token is always found."""
+    row = np.array([0.0, *logits], np.float32)
+    history = data.draw(st.lists(st.integers(0, len(row) - 1), max_size=4))
+    assert 0 <= sample(row, sampling, history, 5) < len(row)
+
+
+def test_the_coldest_temperature_is_greedy() -> None:
+    assert {sample(LOGITS, Sampling(temperature=5e-324, seed=s), (), 0) for s in range(20)} <= {
+        1,
+        3,
+    }

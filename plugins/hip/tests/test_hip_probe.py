@@ -1,0 +1,105 @@
+"""Each obstacle by itself, on recorded machines, and the kernel driver's files in a folder."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata_core.errors import PluginError
+from strata_core.interfaces import Unusable
+from strata_core.machine import Adapter
+from strata_hip import __version__, kernel_driver, plugin, probe
+
+CARD = (Adapter("0x1002", "0x74a1", "0000:65:00.0"),)
+OTHER = (Adapter("0x10de", "0x2335", "0000:65:00.0"),)
+THERE, MISSING = {"path:/dev/kfd": True}, {"path:/dev/kfd": False}
+OPEN = {**THERE, "hip:open /dev/kfd": True, "hip:gpus": [{"node": 1, "architecture": "gfx942"}]}
+RUNTIME = {f"library:{name}": name.endswith(".so.7") for name in probe.LIBRARIES}
+NO_RUNTIME = {f"library:{name}": False for name in probe.LIBRARIES}
+NO_KERNELS = f"strata-hip {__version__} has no kernels yet"
+
+CASES = [
+    # facts, observed -> reason, words of the hint
+    ({"os": "windows"}, {},
+     "there is no hip-python package for windows on x86_64, only for linux on x86_64", ""),
+    ({"architecture": "aarch64"}, {},
+     "there is no hip-python package for linux on aarch64, only for linux on x86_64", ""),
+    ({}, MISSING, "no AMD graphics adapter on PCI", "pass the adapter through"),
+    ({"adapters": OTHER}, MISSING, "no AMD graphics adapter on PCI", ""),
+    ({"wsl": 2}, MISSING, "AMD graphics cards under WSL are not supported", ""),
+    ({"adapters": CARD}, {}, "the recorded facts do not say whether /dev/kfd exists",
+     "strata-hip installed"),
+    ({"adapters": CARD}, MISSING,
+     "the amdgpu compute driver is not there (/dev/kfd is missing)", "amdgpu kernel module"),
+    ({"adapters": CARD, "container": ("docker",)}, MISSING,
+     "the amdgpu compute driver is not there (/dev/kfd is missing)", "--device /dev/kfd"),
+    ({"adapters": CARD}, THERE, "the recorded facts do not say what /dev/kfd offers",
+     "strata-hip installed"),
+    ({"adapters": CARD}, {**OPEN, "hip:open /dev/kfd": False},
+     "/dev/kfd may not be opened by this user", "render and video"),
+    ({"adapters": CARD}, {**OPEN, "hip:gpus": []},
+     "the amdgpu compute driver lists no GPU", "dmesg"),
+    ({"adapters": CARD}, {**OPEN, **NO_RUNTIME},
+     "the HIP runtime is not found (libamdhip64.so)", "install ROCm"),
+    ({"adapters": CARD}, OPEN, "the recorded facts do not say whether ROCm is installed",
+     "strata-hip installed"),
+    ({"adapters": CARD}, {**OPEN, **RUNTIME},
+     "the recorded facts do not say whether there is hip-python", "strata-hip installed"),
+    ({"adapters": CARD}, {**OPEN, **RUNTIME, "module:hip": False},
+     "hip-python is not installed", "pip install hip-python"),
+    ({"adapters": CARD}, {**OPEN, **RUNTIME, "module:hip": True}, NO_KERNELS, "a later version"),
+    ({"adapters": None}, {**OPEN, **RUNTIME, "module:hip": True}, NO_KERNELS, ""),
+    ({"adapters": ()}, {**OPEN, **RUNTIME, "module:hip": True}, NO_KERNELS, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("facts", "observed", "reason", "hint"), CASES)
+def test_the_first_obstacle_is_named(record, facts, observed, reason, hint):
+    answer = probe.probe_backend(record(observed, **facts))
+    assert isinstance(answer, Unusable)
+    assert answer.reason == reason
+    assert hint in answer.hint
+
+
+def test_the_allocator_meets_the_same_obstacles_and_one_of_its_own(record):
+    bare = record(MISSING)
+    assert probe.probe_allocator(bare) == probe.probe_backend(bare)
+    ready = record({**OPEN, **RUNTIME, "module:hip": True}, adapters=CARD)
+    assert probe.probe_allocator(ready).reason == f"strata-hip {__version__} cannot pin memory yet"
+
+
+def test_the_records():
+    (backend,), (allocator,) = plugin.strata_backends(), plugin.strata_allocators()
+    assert (backend.name, allocator.name, allocator.serves) == ("hip", "hip-pinned", ("hip",))
+    for record, named in ((backend, "backend 'hip'"), (allocator, "allocator 'hip-pinned'")):
+        with pytest.raises(PluginError, match=f"^{named} cannot be built\n.* yet\n"):
+            record.build(None)
+
+
+def test_the_topology_of_the_kernel_driver(tmp_path):
+    nodes = {
+        "0": "cpu_cores_count 64\nsimd_count 0\ngfx_target_version 0\n",
+        "10": "cpu_cores_count 0\nsimd_count 96\ngfx_target_version 110001\n",
+        "2": "simd_count 1216\ngfx_target_version 90402\n",
+        "3": "simd_count 480\ngfx_target_version 90010\nunique_id unreadable\n",
+        "4": None,
+    }
+    for name, text in nodes.items():
+        (tmp_path / name).mkdir()
+        if text is not None:
+            (tmp_path / name / "properties").write_text(text, "ascii")
+    assert kernel_driver.list_gpus(tmp_path) == [
+        {"node": 2, "architecture": "gfx942"},
+        {"node": 3, "architecture": "gfx90a"},
+        {"node": 10, "architecture": "gfx1101"},
+    ]
+    assert kernel_driver.list_gpus(tmp_path / "nowhere") == []
+
+
+def test_what_may_be_opened(tmp_path):
+    assert kernel_driver.can_open(str(tmp_path)) is True
+    assert kernel_driver.can_open(str(tmp_path / "nowhere")) is False
+
+
+def test_nothing_of_the_cuda_plugin_is_imported():
+    for module in (plugin, probe, kernel_driver):
+        assert "strata_cuda" not in (module.__loader__.get_source(module.__name__) or "")

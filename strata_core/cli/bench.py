@@ -1,0 +1,217 @@
+"""`strata bench`: how fast a model runs, measured as llama-bench measures it."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from strata_core.cli.command import Invocation, command, model_argument
+from strata_core.cli.loading import chosen, facts, loaded, notes
+from strata_core.cli.numbers import whole
+from strata_core.cli.words import table
+from strata_core.errors import EngineError, UsageError
+from strata_core.setting_table import LOADING
+
+if TYPE_CHECKING:
+    from strata_core.api import Model
+    from strata_core.engine.bench import Bench, Series
+    from strata_core.engine.messages import Finished
+
+_DEFAULTS = {"prompt": 512, "decode": 128, "repeats": 5, "seed": 0}
+
+
+def _option(name: str, letter: str, low: int, help: str) -> click.Option:  # noqa: A002
+    names = [f"-{letter}" if letter else "", f"--{name}"]
+    return click.Option(
+        [item for item in names if item],
+        type=whole(low),
+        default=_DEFAULTS[name],
+        metavar="N",
+        help=f"{help} Default: {_DEFAULTS[name]}.",
+    )
+
+
+@command(
+    "bench",
+    [
+        model_argument(),
+        _option("prompt", "p", 0, "Tokens of a prompt run; 0 leaves it out."),
+        _option("decode", "n", 0, "Tokens of a decode run; 0 leaves it out."),
+        _option("repeats", "r", 1, "Runs that count, of each kind."),
+        _option("seed", "", 0, "Seed of the token ids."),
+    ],
+    LOADING,
+)
+def command_object(
+    invocation: Invocation, model: str, prompt: int, decode: int, repeats: int, seed: int
+) -> None:
+    """Measure how fast MODEL computes a prompt and how fast it generates.
+
+    The two are measured apart, each in an empty context that is as long as the longer of them, or
+    as --max-context says: a prompt of random token ids, and a greedy continuation of one token that
+    ignores the end of the text. Of each kind one run is not counted; the figures are medians over
+    the others, with the lowest and the highest. docs/benchmarks.md says how to set them beside
+    another program's.
+    """
+    context = _context(invocation, model, prompt, decode)
+    console = invocation.console
+    with loaded(invocation, model, max_context=context) as running:
+        bench = _bench(running, prompt, decode, repeats, seed)
+        progress = console.progress()
+        progress.begin("bench", bench.runs, "runs")
+        started = time.perf_counter()
+        try:
+            measured = bench.measure(_generate(running), on_run=progress.reach)
+        finally:
+            progress.close()
+        took = time.perf_counter() - started
+        machine = _machine(invocation)
+        console.text(_text(machine, measured))
+        console.document(
+            {
+                "model": model,
+                **_figures(bench, measured),
+                "context": context,
+                "machine": machine,
+                **facts(running),
+                "timings": _timings(running, measured, took),
+            }
+        )
+        console.note(
+            f"loaded in {running.timings['load_s']:.2f} s; ids of seed {seed}; "
+            f"{chosen(running.selections)}"
+        )
+        for line in notes(running):
+            console.note(line)
+
+
+def _context(invocation: Invocation, model: str, prompt: int, decode: int) -> int:
+    """The context's length: the longer run, or what --max-context asks for. Raises UsageError."""
+    from strata_core.api import model_path
+    from strata_core.checkpoint.open import open_checkpoint
+
+    need, flag = max((prompt, f"-p {prompt}"), (decode, f"-n {decode}"))
+    if need == 0:
+        raise UsageError(
+            "there is nothing to measure",
+            "-p 0 leaves the prompt out, and -n 0 the continuation",
+            "leave one of the two out to get its default",
+        )
+    checkpoint = open_checkpoint(model_path(model))
+    trained = checkpoint.hyper.context
+    checkpoint.close()
+    asked: int | None = invocation.settings().max_context
+    room = trained if asked is None else min(asked, trained)
+    if need > room:
+        raise UsageError(
+            f"{flag} is too long",
+            f"{model} was trained on {trained} tokens"
+            if room == trained
+            else f"--max-context {asked} leaves room for {room} tokens",
+            f"give at most {room}",
+        )
+    return asked or need
+
+
+def _bench(model: Model, prompt: int, decode: int, repeats: int, seed: int) -> Bench:
+    from strata_core.engine.bench import Bench
+
+    tokenizer = model.tokenizer
+    begins = tokenizer is not None and tokenizer.bos in tokenizer.encode("")[:1]
+    return Bench(
+        prompt=prompt,
+        decode=decode,
+        repeats=repeats,
+        seed=seed,
+        vocabulary=model.checkpoint.hyper.vocabulary,
+        first=tokenizer.bos if tokenizer is not None and begins else None,
+    )
+
+
+def _generate(model: Model) -> Any:
+    from strata_core.engine.messages import Finished
+
+    def generate(ids: tuple[int, ...], tokens: int) -> Finished:
+        last = None
+        for last in model.generate(ids, max_tokens=tokens, ignore_eos=True):  # noqa: B007
+            pass
+        if not isinstance(last, Finished):
+            raise EngineError(
+                "a run has no end", "its last event is not that of a finished request"
+            )
+        return last
+
+    return generate
+
+
+def _machine(invocation: Invocation) -> dict[str, Any]:
+    """The processor, the cores this process may use, the threads asked for (None: not named)."""
+    from strata_core.machine import read_machine
+
+    machine = read_machine()
+    return {
+        "cpu_model": machine.cpu_model,
+        "physical_cores": machine.physical_cores,
+        "logical_cores": machine.logical_cores,
+        "cpu_quota": machine.cpu_quota,
+        "threads": invocation.settings().threads,
+    }
+
+
+def _figures(bench: Bench, measured: tuple[Series, ...]) -> dict[str, Any]:
+    by_kind = {series.kind: series for series in measured}
+    figures: dict[str, Any] = {}
+    for kind in ("prompt", "decode"):
+        series = by_kind.get(kind)
+        figures[f"{kind}_tok_s"] = series.tok_s if series else None
+        figures[f"{kind}_tok_s_spread"] = list(series.spread) if series else None
+    return {
+        **figures,
+        "prompt_tokens": bench.prompt,
+        "decode_tokens": bench.decode,
+        "repeats": bench.repeats,
+        "seed": bench.seed,
+        "samples": {
+            series.kind: [
+                {
+                    "tok_s": run.tok_s,
+                    "seconds": run.seconds,
+                    "tokens": run.tokens,
+                    "rounds": run.rounds,
+                    "distinct_ids": run.distinct,
+                }
+                for run in series.runs
+            ]
+            for series in measured
+        },
+    }
+
+
+def _timings(model: Model, measured: tuple[Series, ...], took: float) -> dict[str, float]:
+    """Seconds: loading, the median run of each kind, and everything after loading."""
+    runs = {f"{s.kind}_s": median(run.seconds for run in s.runs) for s in measured}
+    return {"load_s": model.timings["load_s"], **runs, "total_s": took}
+
+
+def _text(machine: dict[str, Any], measured: tuple[Series, ...]) -> str:
+    asked = machine["threads"]
+    threads = "threads as the backend finds best"
+    if asked is not None:
+        threads = "1 thread" if asked == 1 else f"{asked} threads"
+    rows = [
+        (
+            series.kind,
+            str(series.runs[0].tokens),
+            str(len(series.runs)),
+            *(f"{rate:.2f}" for rate in (series.tok_s, *series.spread)),
+        )
+        for series in measured
+    ]
+    return (
+        f"{machine['cpu_model'] or 'processor not known'}, "
+        f"{machine['physical_cores']} cores, {threads}\n\n"
+        + table(["run", "tokens", "runs", "tokens/s", "lowest", "highest"], rows)
+    )

@@ -1,0 +1,120 @@
+"""The measuring programs measure the right thing: their kernels against the oracle, bit by bit.
+
+What needs a device is marked; the oracle, the CPU lane's stand-in, the compiled loops and the
+kernels' compilation are tested everywhere (where gcc, nvcc or numba are there).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+
+import lab
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+GGUF = {"Q4K": "Q4_K", "Q80": "Q8_0", "MX4": "MXFP4"}
+finite = st.floats(
+    width=32, allow_nan=False, allow_infinity=False, min_value=-(2**40), max_value=2**40
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(finite, finite, finite)
+def test_oracle_fma_rounds_once(a, b, c):
+    libm = ctypes.CDLL("libm.so.6")
+    libm.fmaf.restype, libm.fmaf.argtypes = ctypes.c_float, [ctypes.c_float] * 3
+    assert float(oracle.fma(a, b, c)) == libm.fmaf(a, b, c)
+
+
+@pytest.mark.parametrize("kind", GGUF)
+def test_oracle_reads_the_formats(kind):
+    gguf = pytest.importorskip("gguf")
+    raw = oracle.random_rows(kind, 8, 768, np.random.default_rng(0))
+    want = gguf.dequantize(raw, getattr(gguf.GGMLQuantizationType, GGUF[kind]))
+    v, sc, mn, d, m = oracle.unpack(kind, raw)
+    mine = (d * sc)[..., None] * v - (m * mn)[..., None]
+    np.testing.assert_array_equal(mine.reshape(8, -1), want)
+
+
+@pytest.mark.parametrize(("planes", "bound"), [(1, 2e-2), (2, 2e-4)])
+@pytest.mark.parametrize("kind", GGUF)
+def test_oracle_products_are_near_float64(kind, planes, bound):
+    rng = np.random.default_rng(1)
+    raw, x = oracle.random_rows(kind, 32, 2048, rng), rng.standard_normal(2048).astype(np.float32)
+    v, sc, mn, d, m = oracle.unpack(kind, raw)
+    w = (d * sc)[..., None].astype(np.float64) * v - (m * mn)[..., None]
+    want = w.reshape(32, -1) @ x
+    got = oracle.product(kind, raw, x, planes)
+    assert np.abs(got - want).max() < bound * np.abs(want).max()
+
+
+def test_cpu_lane_is_exact():
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc")
+    import bandwidth
+
+    try:
+        lane = bandwidth.build_lane()
+    except subprocess.CalledProcessError:
+        pytest.skip("this processor has no AVX2")
+    assert bandwidth.lane_is_exact(lane)
+
+
+def test_loops_launch_answer_and_time_out():
+    pytest.importorskip("numba")
+    import hostloop
+
+    stub = ctypes.CDLL(None).pthread_equal  # (graph, stream) -> 0 while they differ
+    stub.argtypes, stub.restype = [ctypes.c_size_t] * 2, ctypes.c_int
+    steps, doorbell = hostloop.loops(stub)
+    lines, answers = np.full(16 * 4, 3, np.uint32), np.zeros(16 * 4, np.uint32)
+    done, out, cell = np.full(1, 3, np.uint32), np.zeros((1, 2), np.int64), np.zeros(2, np.int64)
+    where = lines.ctypes.data, 30_000
+    tail = done.ctypes.data, 3, 1, out, cell
+    assert steps(np.arange(1, 6, dtype=np.uint64), np.uint64(0), *where, *tail) == 0
+    assert out[0, 0] >= 4 * 30_000
+    assert out[0, 1] < out[0, 0]
+    head = np.uint64(1), np.uint64(0), *where, answers.ctypes.data, 4, False
+    assert doorbell(*head, 2, *tail) == 0
+    assert [int(a) for a in answers[::16]] == [3, 3, 0, 0]
+    same = np.uint64(5), np.uint64(5), *where, answers.ctypes.data, 4, False
+    assert doorbell(*same, 4, *tail) == -1000  # a refused launch
+    lines[16] = 2
+    assert doorbell(*head, 4, *tail) == -2  # a line that never comes: the wait is bounded
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("rows", "sm_90"), ("matrix", "sm_90"), ("layer", "sm_90"), ("layer", "sm_75")],
+)
+def test_kernels_compile(name, arch, tmp_path):
+    if not shutil.which("nvcc"):
+        pytest.skip("no nvcc")
+    flags = [f"-arch={arch}", *lab.OPTIONS, "-cubin", "-o", str(tmp_path / "x.cubin")]
+    path = tmp_path / f"{name}.cu"
+    path.write_text(lab.source(f"{name}.cu"))
+    got = subprocess.run(["nvcc", *flags, str(path)], capture_output=True, text=True, check=False)
+    assert got.returncode == 0, got.stderr
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize("kind", GGUF)
+def test_expert_rows_are_exact(device, kind, planes):
+    import expert_rows
+
+    rows, matrix = lab.Module("rows.cu"), lab.Module("matrix.cu")
+    assert expert_rows.check(rows, matrix, kind, planes, seed=7) == []
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("planes", [1, 2])
+def test_dense_rows_are_exact(device, planes):
+    import expert_rows
+
+    assert expert_rows.check_dense(lab.Module("rows.cu"), planes, seed=8) == []
