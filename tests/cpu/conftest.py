@@ -9,15 +9,16 @@ from strata_core.kernels.cpu.jit import Compiler
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.products import RECORD
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
-from strata_core.kernels.cpu.target import VARIANTS, host_target
+from strata_core.kernels.cpu.target import VARIANTS, Target, host_target
 from strata_core.kernels.exact_quant import TWO_PLANES
 
 
 class Kernels:
-    """Steps of one variant, called with numpy arrays."""
+    """Steps of one variant (or a whole Target), called with numpy arrays."""
 
     def __init__(self, variant, cache, largest=TWO_PLANES):
-        self.library = Library(Compiler(host_target(variant), cache, print), largest)
+        target = variant if isinstance(variant, Target) else host_target(variant)
+        self.library = Library(Compiler(target, cache, print), largest)
         self.status = np.array([NOTHING_LATCHED], np.uint32)
 
     def call(self, name, parameters, args, units, begin=0):

@@ -8,6 +8,7 @@ each head. A second step folds the splits.
 
 from __future__ import annotations
 
+import numpy as np
 from attrs import frozen
 from llvmlite import ir
 
@@ -226,7 +227,7 @@ class _Tile:
     def scale_queries(self, q: V, group: V) -> None:
         """The heads' queries times 1 / sqrt(head_dim)."""
         e = self.e
-        scale = float(_float32(1.0 / self.dim**0.5))
+        scale = float(np.float32(1.0 / np.sqrt(np.float64(self.dim))))
         with e.loop(0, group * self.dim, 8) as i:
             e.store(e.load(F32X8, q + i * 4) * scale, self.queries + i * 4)
 
@@ -323,12 +324,6 @@ class _Tile:
                     s.set(e.fma(p, e.load(F32X8, value, 32 * j), s.get()))
             for j, s in enumerate(sums):
                 e.store(s.get(), here, 32 * j)
-
-
-def _float32(value: float) -> float:
-    import struct
-
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
 def _lane_largest(e: Emit, vectors: list[V], start: V) -> V:

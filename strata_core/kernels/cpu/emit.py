@@ -239,6 +239,12 @@ class Emit:
         at = (address + offset) if offset else address
         self.b.store(value.raw, self.b.inttoptr(at.raw, POINTER), align=align)
 
+    def prefetch(self, address: V) -> None:
+        """Ask for the cache line of an address that will be read soon; never a fault."""
+        fn = self.declare("llvm.prefetch.p0", VOID, [POINTER, I32, I32, I32])
+        pointer = self.b.inttoptr(address.raw, POINTER)
+        self.b.call(fn, [pointer, *(ir.Constant(I32, n) for n in (0, 3, 1))])
+
     def copy(self, to: V, source: V, nbytes: V) -> None:
         """Copy bytes that do not overlap."""
         fn = self.declare("llvm.memcpy.p0.p0.i64", VOID, [POINTER, POINTER, I64, I1])

@@ -1,7 +1,9 @@
 """Compiling modules of kernels to machine code, with a cache of object files on disk.
 
-The key of a cached object is a hash of the module's text, the processor and LLVM's version, so an
-entry never goes stale; it is written to a temporary name and renamed, so readers see whole files.
+The name of a cached object is a hash of the sources that emit kernels, of what is emitted, of the
+processor and of LLVM's version, so an entry never goes stale and a hit costs no emitting. Objects
+are written to a temporary name and renamed, so readers see whole files; a damaged one is noticed
+by its checksum and made again.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import llvmlite
@@ -39,19 +42,34 @@ class Code:
 
 
 class Compiler:
-    """Compiles for one target. `cache` is a folder or None; used by one thread at a time.
+    """Compiles for one target; `folder` is the cache or None. Used by one thread at a time.
 
     A cache that cannot be read or written is reported once to `degrade`; everything still works.
     """
 
-    def __init__(self, target: Target, cache: Path | None, degrade: Report) -> None:
+    def __init__(self, target: Target, folder: Path | None, degrade: Report) -> None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         llvm.initialize_native_asmparser()
         self.target = target
         self.compiled = 0
-        self._cache = cache
+        self._cache = folder
         self._degrade = degrade
+
+    def obtain(self, identity: str, emit: Callable[[ir.Module], None]) -> Code:
+        """Machine code of the module that `emit` fills; `identity` says what that is."""
+        key = self._key(identity)
+        found = self._read(key)
+        if found is None:
+            module = self.module(identity)
+            emit(module)
+            found = self._object(module)
+            self._write(key, found)
+        return self._load(found)
+
+    def compile(self, module: ir.Module) -> Code:
+        """Machine code of a module, without the cache."""
+        return self._load(self._object(module))
 
     def module(self, name: str) -> ir.Module:
         """An empty module for the target."""
@@ -59,24 +77,24 @@ class Compiler:
         module.triple = self.target.triple
         return module
 
-    def compile(self, module: ir.Module) -> Code:
-        """Machine code of a module, from the cache where it is there."""
-        text = str(module)
+    def _object(self, module: ir.Module) -> bytes:
+        self.compiled += 1
         machine = _machine(self.target, jit=True)
-        key = self._key(text)
-        found = self._read(key)
-        if found is None:
-            found = machine.emit_object(_optimised(text, machine))
-            self.compiled += 1
-            self._write(key, found)
+        made: bytes = machine.emit_object(_optimised(str(module), machine))
+        return made
+
+    def _load(self, data: bytes) -> Code:
+        machine = _machine(self.target, jit=True)
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-        engine.add_object_file(llvm.ObjectFileRef.from_data(found))
+        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
         engine.finalize_object()
         return Code(engine)
 
-    def _key(self, text: str) -> str:
-        parts = (text, self.target.cpu, self.target.feature_string, llvmlite.__version__)
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+    def _key(self, identity: str) -> str:
+        target = self.target
+        parts = (identity, target.variant, target.triple, target.cpu, target.feature_string)
+        text = "\0".join((*parts, llvmlite.__version__, sources_hash()))
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
 
     def _read(self, key: str) -> bytes | None:
         if self._cache is None:
@@ -120,10 +138,23 @@ class Compiler:
         self._cache = None
 
 
+@cache
+def sources_hash() -> str:
+    """A hash of all that decides what is emitted: this package and the contract's constants."""
+    here = Path(__file__).parent
+    shared = [here.parent / f"{name}.py" for name in ("exact", "exact_math", "exact_quant")]
+    types = here.parents[1] / "checkpoint" / "types.py"
+    digest = hashlib.sha256()
+    for path in [*sorted(here.glob("*.py")), *shared, types]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def assembly(module: ir.Module, target: Target) -> str:
     """The optimised assembly of a module, for any target that LLVM knows; nothing is loaded."""
     llvm.initialize_all_targets()
-    llvm.initialize_native_asmprinter()
+    llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
     machine = _machine(target, jit=False)
     listing: str = machine.emit_assembly(_optimised(str(module), machine))
     return listing

@@ -89,10 +89,14 @@ class Library:
         """Address of a step's function, compiled or read from the cache at its first mention."""
         key = Step("shared") if step.name in SHARED else step
         if key not in self._codes:
-            module = self._compiler.module("_".join([key.name, *map(str, key.parameters)]))
-            if key.name == "shared":
-                _shared(module, self._largest)
-            else:
-                _emit(module, self.target, key, self._largest)
-            self._codes[key] = self._compiler.compile(module)
+            identity = "_".join([key.name, *map(str, key.parameters), str(self._largest)])
+            self._codes[key] = self._compiler.obtain(
+                identity, lambda module: self._emit(module, key)
+            )
         return self._codes[key].address(step.name)
+
+    def _emit(self, module: ir.Module, key: Step) -> None:
+        if key.name == "shared":
+            _shared(module, self._largest)
+        else:
+            _emit(module, self.target, key, self._largest)

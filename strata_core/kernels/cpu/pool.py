@@ -87,9 +87,7 @@ class Pool:
     def __init__(self, compiler: Compiler, threads: int) -> None:
         if threads < 1:
             raise ValueError("a pool needs at least one thread")
-        module = compiler.module("crew")
-        emit_crew(module, compiler.target)
-        self._code = compiler.compile(module)
+        self._code = compiler.obtain("crew", lambda module: emit_crew(module, compiler.target))
         self.threads = threads
         self._crew = aligned_words((PARKED + threads) * LINE // 8)
         self._yield = _yield_function()

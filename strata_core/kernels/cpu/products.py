@@ -36,6 +36,16 @@ TILE_TOKENS = 32
 """Tokens computed at once."""
 
 
+AHEAD_ONE, AHEAD_MANY = 2048, 4
+"""How far weights are asked for in advance: bytes along a row for one token, groups for several."""
+
+
+def _prefetch(e: Emit, type_name: str, address: V) -> None:
+    """Ask for the lines of eight blocks."""
+    for line in range(0, GROUP_BYTES[type_name], 64):
+        e.prefetch(address + line)
+
+
 def _interleave(a: V, b: V) -> V:
     """Pairs of neighbours of `a` and of `b` added, in 128-bit halves: [a b a b | a b a b]."""
     low = a.shuffle(b, [0, 8, 1, 9, 4, 12, 5, 13])
@@ -53,9 +63,9 @@ def _reduce4(p: list[V]) -> V:
 
 def _join(first: V, second: V) -> V:
     """The eight sums of two results of `_reduce4`."""
-    low = first.shuffle(second, [0, 1, 2, 3, 8, 9, 10, 11])
-    high = first.shuffle(second, [4, 5, 6, 7, 12, 13, 14, 15])
-    return low + high
+    own = first.shuffle(second, [0, 1, 2, 3, 12, 13, 14, 15])
+    other = first.shuffle(second, [4, 5, 6, 7, 8, 9, 10, 11])
+    return own + other
 
 
 def _half_group(e: Emit, target: Target, w: list[tuple[V, V]], x: V, first: int) -> V:
@@ -71,6 +81,7 @@ def _half_group(e: Emit, target: Target, w: list[tuple[V, V]], x: V, first: int)
 def _accumulate(e: Emit, unpack: Unpack, scales: Scales, x: V, total: V, acc: V) -> V:
     """One step of the eight stripes, from the integer sums of eight blocks."""
     xd = e.load(F32X8, x, RECORD_SCALES)
+    total = unpack.sums(e, total)
     if unpack.bias:
         total = total - e.load(I32X8, x, RECORD_SUMS) * unpack.bias
     if scales.scale is not None:
@@ -229,7 +240,9 @@ def _rows_one(e: Emit, target: Target, type_name: str, shape: _Shape, work: _Wor
         row = shape.w + r * shape.stride
         acc.set(0.0)
         with e.loop(0, whole) as g:
-            _group_one(e, target, unpack, row + g * size, x + g * RECORD, acc)
+            w = row + g * size
+            _prefetch(e, type_name, w + AHEAD_ONE)
+            _group_one(e, target, unpack, w, x + g * RECORD, acc)
         with e.when((shape.blocks % 8).compare("!=", 0)):
             _copy_tail(e, type_name, shape, work, row, whole)
             _group_one(e, target, unpack, work.tail, x + whole * RECORD, acc)
@@ -259,6 +272,7 @@ def _rows_many(e: Emit, target: Target, type_name: str, shape: _Shape, work: _Wo
             tokens = Tokens(shape.tokens, shape.xs, g * RECORD, work.halves)
             with e.loop(0, rows) as r:
                 w = shape.w + (first + r) * shape.stride + g * size
+                _prefetch(e, type_name, w + AHEAD_MANY * size)
                 _group_many(e, target, unpack, w, tokens, work.stripes + r * 32)
         with e.when((shape.blocks % 8).compare("!=", 0)):
             tokens = Tokens(shape.tokens, shape.xs, whole * RECORD, work.halves)

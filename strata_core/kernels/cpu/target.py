@@ -14,7 +14,7 @@ from attrs import frozen
 from llvmlite import ir
 
 from strata_core.errors import UsageError
-from strata_core.kernels.cpu.emit import F32X8, I8, I16X16, I32X8, Emit, V, vec
+from strata_core.kernels.cpu.emit import F16, F32X8, I8, I16, I16X16, I32, I32X8, Emit, V, vec
 from strata_core.kernels.exact_quant import MXFP4_VALUES
 
 Variant = Literal["vnni", "avx2", "portable"]
@@ -22,6 +22,8 @@ VARIANTS: tuple[Variant, ...] = get_args(Variant)
 """Best first."""
 
 _AVX2 = {"avx2", "fma", "f16c"}
+
+HALVES, I16X8 = vec(F16, 8), vec(I16, 8)
 
 
 @frozen
@@ -57,7 +59,7 @@ class Target:
         if self.variant == "avx2":
             pairs = e.call("llvm.x86.avx2.pmadd.wd", I32X8, w, x)
         else:
-            products = w.sext(vec(I32X8.element, 16)) * x.sext(vec(I32X8.element, 16))
+            products = w.sext(vec(I32, 16)) * x.sext(vec(I32, 16))
             even = products.shuffle(None, range(0, 16, 2))
             pairs = even + products.shuffle(None, range(1, 16, 2))
         return pairs if acc is None else acc + pairs
@@ -75,7 +77,7 @@ class Target:
     def widen(self, e: Emit, halves: V) -> V:
         """Eight halves, given as int16, as floats; exact, denormals and infinities included."""
         if self.variant != "portable":
-            return V(e, e.b.fpext(halves.bits(vec_half(8)).raw, F32X8))
+            return V(e, e.b.fpext(halves.bits(HALVES).raw, F32X8))
         bits = halves.zext(I32X8)
         magnitude = (bits & 0x7FFF) << 13
         # 2^112 moves the exponent's bias; a denormal half becomes normal by the same product
@@ -87,8 +89,8 @@ class Target:
     def narrow(self, e: Emit, floats: V) -> V:
         """Eight floats as halves (int16), to nearest even; overflow is an infinity."""
         if self.variant != "portable":
-            half = V(e, e.b.fptrunc(floats.raw, vec_half(8)))
-            return half.bits(vec(I16X16.element, 8))
+            half = V(e, e.b.fptrunc(floats.raw, HALVES))
+            return half.bits(I16X8)
         return _narrow_by_integers(e, floats)
 
     def mxfp4(self, e: Emit, nibbles: V) -> V:
@@ -96,13 +98,6 @@ class Target:
         table = e.const(vec(I8, 16), [int(v) for v in MXFP4_VALUES])
         found = e.call("llvm.x86.ssse3.pshuf.b.128", vec(I8, 16), table, nibbles)
         return found.sext(I16X16)
-
-
-def vec_half(count: int) -> llvm.TypeRef:
-    """The vector type of `count` halves."""
-    from strata_core.kernels.cpu.emit import F16
-
-    return vec(F16, count)
 
 
 def _narrow_by_integers(e: Emit, floats: V) -> V:
@@ -118,7 +113,7 @@ def _narrow_by_integers(e: Emit, floats: V) -> V:
     value = e.select(size < 0x38800000, tiny, normal)
     value = e.select(size >= 0x477FF000, e.const(I32X8, 0x7C00), value)
     value = e.select(size > 0x7F800000, e.const(I32X8, 0x7E00), value)
-    return (value | sign).trunc(vec(I16X16.element, 8))
+    return (value | sign).trunc(I16X8)
 
 
 def usable_variants(features: frozenset[str], triple: str) -> tuple[Variant, ...]:

@@ -1,8 +1,10 @@
 """From the stored bytes of eight blocks to integers and scales, one `Unpack` per weight type.
 
-`w` yields one block of 32 as two vectors of sixteen int16 in the order of the weights, as small as
-the type's arithmetic leaves them: where `bias` is not 0 the sum still lacks `-bias * sum(q)`, and
-Q6_K comes multiplied by its scales. Scales come as vectors of eight, one lane a block.
+`w` yields one block of 32 as two vectors of sixteen int16 in the order of the weights. They are the
+weights of docs/arithmetic.md but for what is cheaper to settle once for eight blocks: where `bias`
+is not 0 the sum still lacks `-bias * sum(q)`; odd blocks may come multiplied by 2^odd_shift (their
+nibbles stay where they lie); Q6_K comes multiplied by its scales. All sums still fit int32, and so
+are exact. Scales come as vectors of eight, one lane a block.
 """
 
 from __future__ import annotations
@@ -48,11 +50,20 @@ class Unpack:
     scales: Callable[[Emit, Target, Context], Scales]
     bias: int = 0
     sign: int = 0
+    odd_shift: int = 0
+
+    def sums(self, e: Emit, total: V) -> V:
+        """The blocks' sums of eight lanes, without the factor that odd blocks still carry."""
+        if not self.odd_shift:
+            return total
+        return total.sar(e.const(I32X8, [0, self.odd_shift] * 4))
 
     def value(self, e: Emit, scales: Scales, block: int, ints: V) -> V:
         """Single weights of a block as floats, from eight of its integers as int32."""
         if self.bias:
             ints = ints - self.bias
+        if self.odd_shift and block % 2:
+            ints = ints.sar(self.odd_shift)
         if scales.scale is not None:
             ints = ints * e.splat(scales.scale[block])
         # products of half scales and these integers are exact, or (Q6_K) rounded here once
@@ -191,8 +202,11 @@ def _wide(e: Emit, target: Target, s: _Super, offset: int) -> V:
 
 
 def _k_nibbles(e: Emit, target: Target, s: _Super, b: int, offset: int) -> tuple[V, V]:
-    halves = [_wide(e, target, s, offset + b // 2 * 32 + part) for part in (0, 16)]
-    first, second = (h >> 4 if b % 2 else h & 15 for h in halves)
+    """Nibbles of a block; those of odd blocks are high ones and stay there, 16 times too large."""
+    first, second = (
+        _wide(e, target, s, offset + b // 2 * 32 + part) & (0xF0 if b % 2 else 0x0F)
+        for part in (0, 16)
+    )
     return first, second
 
 
@@ -201,27 +215,28 @@ def _q4_k(e: Emit, target: Target, s: _Super, b: int) -> tuple[V, V]:
 
 
 def _q5_k(e: Emit, target: Target, s: _Super, b: int) -> tuple[V, V]:
+    place = 8 if b % 2 else 4
     joined = []
     for part, low in zip((0, 16), _k_nibbles(e, target, s, b, 48), strict=True):
         h = _wide(e, target, s, 16 + part)
-        moved = h << (4 - b) if b <= 4 else h >> (b - 4)
-        joined.append(low | (moved & 16))
+        moved = h << (place - b) if b <= place else h >> (b - place)
+        joined.append(low | (moved & (1 << place)))
     return joined[0], joined[1]
 
 
 def _k_scales(e: Emit, target: Target, s: _Super) -> Scales:
-    a, b, c = (e.load(I32, s.p, offset) for offset in (4, 8, 12))
-    scale_low, low_low = a & 0x3F3F3F3F, b & 0x3F3F3F3F
-    scale_high = (c & 0x0F0F0F0F) | ((a >> 2) & 0x30303030)
-    low_high = ((c >> 4) & 0x0F0F0F0F) | ((b >> 2) & 0x30303030)
-
-    def lanes(first: V, second: V) -> V:
-        joined = first.zext(I64) | (second.zext(I64) << 32)
-        return joined.bits(I8X8).zext(I32X8)
-
+    """The 12 bytes of scales as two words of eight bytes: scales 0-3, minimums 0-3; then 4-7."""
+    first, last = e.load(I64, s.p, 4), e.load(I32, s.p, 12).zext(I64)
+    low = first & 0x3F3F3F3F3F3F3F3F
+    # the low nibbles of the last four bytes belong to scales, the high ones to minimums
+    four = (last | (last << 28)) & 0x0F0F0F0F0F0F0F0F
+    high = four | ((first >> 2) & 0x3030303030303030)
+    dwords = [e.splat(word, 2).bits(vec(I32, 4)) for word in (low, high)]
+    sixteen = dwords[0].shuffle(dwords[1], [0, 4, 1, 5]).bits(I8X16)
+    scale, minimum = (sixteen.shuffle(None, range(n, n + 8)).zext(I32X8) for n in (0, 8))
     both = e.splat(e.load(I16, s.p)), e.splat(e.load(I16, s.p, 2))
     d, m = (target.widen(e, half) for half in both)
-    return Scales(d, m, lanes(scale_low, scale_high), lanes(low_low, low_high))
+    return Scales(d, m, scale, minimum)
 
 
 def _q6_k(e: Emit, target: Target, s: _Super, b: int) -> tuple[V, V]:
@@ -248,8 +263,8 @@ UNPACK: dict[str, Unpack] = {
     "Q5_0": _simple("Q5_0", _q5_0),
     "Q5_1": _simple("Q5_1", _q5_1, low=True),
     "MXFP4": Unpack(_address, _mxfp4, _mxfp4_scales),
-    "Q4_K": Unpack(_open_super, _q4_k, _k_scales, sign=-1),
-    "Q5_K": Unpack(_open_super, _q5_k, _k_scales, sign=-1),
+    "Q4_K": Unpack(_open_super, _q4_k, _k_scales, sign=-1, odd_shift=4),
+    "Q5_K": Unpack(_open_super, _q5_k, _k_scales, sign=-1, odd_shift=4),
     "Q6_K": Unpack(_open_super, _q6_k, _q6_k_scales),
 }
 """Every quantised type by name."""
