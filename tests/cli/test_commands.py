@@ -85,8 +85,10 @@ def facts(strata, tmp_path: Path) -> dict:
     return strata("doctor", "--json").document
 
 
-@pytest.mark.parametrize(("ram", "source"), [(64, "arena"), (6.2, "mmap")])
-def test_plan_for_another_machine(ram, source, facts, strata, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("ram", "have", "source"), [(64, 58, "arena"), (6.26, 6.26, "mmap"), (6.45, 0.45, "arena")]
+)
+def test_plan_for_another_machine(ram, have, source, facts, strata, tmp_path) -> None:
     facts["machine"]["facts"] |= {
         "ram_installed": 128 * GIB,
         "ram_available": int(ram * GIB),
@@ -97,7 +99,8 @@ def test_plan_for_another_machine(ram, source, facts, strata, tmp_path) -> None:
     file.write_text(json.dumps(facts))
     document = strata("plan", "demo", "--machine", str(file), "--json").document
     tier = next(tier for tier in document["tiers"] if tier["name"] == "ram")
-    assert tier["have"] == int(ram * GIB)
+    assert tier["have"] == pytest.approx(have * GIB, abs=2)
+    assert (document["reserve_used"] > 0) == (have == ram)
     assert document["source"] == source
 
 
