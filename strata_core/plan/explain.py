@@ -1,9 +1,9 @@
-"""A plan in words, and the error of one that does not fit."""
+"""A plan in words: its text, what it makes worse, and the error of one that does not fit."""
 
 from __future__ import annotations
 
-from strata_core.errors import DoesNotFit
-from strata_core.plan.plan import Plan, gib
+from strata_core.errors import Degradation, DoesNotFit
+from strata_core.plan.plan import Plan, PlanRequest, gib, keeps_experts_in_ram
 
 
 def explain(plan: Plan) -> str:
@@ -37,6 +37,31 @@ def _ram_origin(plan: Plan) -> str:
 
 def _missing(short_by: int) -> str:
     return f", short by {gib(short_by)}" if short_by else ""
+
+
+def plan_degradations(request: PlanRequest, plan: Plan) -> tuple[Degradation, ...]:
+    """What the planner chose for want of memory, where the choice was its own."""
+    found = []
+    remedy = "free memory or lower STRATA_RAM_RESERVE_GIB" if plan.reserve else "give more memory"
+    if request.source is None and not keeps_experts_in_ram(plan.source):
+        found.append(
+            Degradation(
+                what="the experts are not kept in memory but read from the mapped file",
+                why=plan.source_because,
+                cost="an expert that has left the system's file cache is read from the disk again",
+                remedy=remedy,
+            )
+        )
+    if request.context is None and plan.context < request.trained:
+        found.append(
+            Degradation(
+                what=f"the context is cut to {plan.context} tokens",
+                why=plan.context_because,
+                cost="what needs more tokens is refused",
+                remedy=remedy + (", or name a length with --max-context" if plan.reserve else ""),
+            )
+        )
+    return tuple(found)
 
 
 def does_not_fit(plan: Plan, model: str) -> DoesNotFit:

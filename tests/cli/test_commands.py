@@ -67,6 +67,26 @@ def test_plan_text_and_document(strata) -> None:
         assert tier["need"] == sum(item["nbytes"] for item in tier["items"])
 
 
+def test_plan_shows_the_parts_as_plugins_does(strata) -> None:
+    options = ("demo", "--source", "mmap", "--ram-budget", "90000")
+    document = strata("plan", *options, "--json").document
+    assert [item["role"] for item in document["selections"]] == ["backend", "allocator", "source"]
+    assert document["selections"][2]["because"] == "named by --source"
+    assert document["source"] == "mmap"
+    others = {item["name"]: item["reason"] for item in document["selections"][2]["runners_up"]}
+    assert others["arena"] == "mmap was named by --source"
+    assert any("--ram-budget" in item["what"] for item in document["degradations"])
+    shown = strata("plan", *options).out
+    listed = strata("plugins", "--source", "mmap").out
+    for selection in document["selections"]:
+        lines = [f"  {selection['name']}, because: {selection['because']}"]
+        lines += [f"  not {one['name']}: {one['reason']}" for one in selection["runners_up"]]
+        for text in (shown, listed):
+            assert "\n" + "\n".join(lines) + "\n" in text
+    for item in document["degradations"]:
+        assert f"degraded: {item['what']}: {item['why']}\n  costs: {item['cost']}\n" in shown
+
+
 def test_plan_that_does_not_fit(strata) -> None:
     result = strata("plan", "demo", "--ram-budget", "0.01", "--json")
     assert result.code == 1
