@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 from attrs import frozen
 
+from strata_core.engine.able import check_built, unmet_wishes
 from strata_core.engine.loop import Engine
 from strata_core.engine.prepare import Prepared
 from strata_core.errors import Degradations
@@ -54,8 +55,16 @@ def start(
     with ExitStack() as parts:
         backend = _build_backend(prepared, degradations)
         parts.callback(backend.close)
+        check_built(
+            prepared.checkpoint,
+            prepared.limits.kv_type,
+            backend.capabilities,
+            prepared.backend.name,
+        )
         allocator = _build_allocator(prepared, backend, degradations)
         parts.callback(allocator.close)
+        for item in unmet_wishes(allocator, prepared.allocator.name):
+            degradations.report(item)
         source = _build_source(prepared, allocator, degradations, progress)
         parts.callback(source.close)
         executor = backend.bind(

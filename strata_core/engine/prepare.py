@@ -9,6 +9,7 @@ from attrs import frozen
 
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
+from strata_core.engine.able import check_weight_types, choose_kv
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import Capabilities, Limits
 from strata_core.kernels.kv import kv_bytes
@@ -68,8 +69,8 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         )
     )
     capabilities = found.backend(backend.name).record.capabilities
-    kv_type = _kv_type(settings.kv, capabilities, backend.name)
-    _check_types(checkpoint, capabilities, backend.name)
+    kv_type = choose_kv(settings.kv, capabilities, backend.name)
+    check_weight_types(checkpoint, capabilities, backend.name)
     program = build_program(checkpoint.hyper)
     sizes = _sizes(checkpoint, program, capabilities, kv_type)
     choice = select_source(
@@ -102,32 +103,6 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
 
 
 # --- what the plan is made from ----------------------------------------------------------------
-
-
-def _kv_type(asked: str | None, capabilities: Capabilities, backend: str) -> str:
-    if asked is None:
-        return capabilities.kv_types[0]
-    if asked not in capabilities.kv_types:
-        raise UsageError(
-            f"--kv {asked} cannot be used with backend {backend}",
-            f"it keeps keys and values as {', '.join(capabilities.kv_types)}",
-            "leave --kv out to get the backend's default",
-        )
-    return asked
-
-
-def _check_types(checkpoint: Checkpoint, capabilities: Capabilities, backend: str) -> None:
-    if capabilities.types is None:
-        return
-    stored = {t.type.name for t in checkpoint.tensors.values()}
-    stored |= {p.type for layout in checkpoint.experts.layouts.values() for p in layout.parts}
-    missing = sorted(stored - capabilities.types)
-    if missing:
-        raise UsageError(
-            f"backend {backend} cannot compute with {checkpoint.path}",
-            f"it has no kernels for weights of type {', '.join(missing)}",
-            "choose another backend, or a model with other weight types",
-        )
 
 
 def _sizes(
