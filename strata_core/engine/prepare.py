@@ -118,12 +118,13 @@ def _sizes(
         "pick": WINDOW_TOKENS * program.top_k,
         "logits": WINDOW_LOGITS,
     }
-    experts = checkpoint.experts
+    layouts = checkpoint.experts.layouts.values()
+    expert = max(map(capabilities.expert_bytes, layouts)) if capabilities.expert_bytes else 0
     return Sizes(
         dense=dense,
-        experts=experts.count * sum(layout.nbytes for layout in experts.layouts.values()),
+        experts=checkpoint.experts.count * sum(layout.nbytes for layout in layouts),
         kv_position=kv_bytes(kv_type, program.kv_layers, program.kv_width),
-        workspace=sum(4 * b.width * rows[b.rows] for b in program.buffers),
+        workspace=expert + sum(4 * b.width * rows[b.rows] for b in program.buffers),
     )
 
 

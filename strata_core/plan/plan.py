@@ -24,7 +24,8 @@ class Sizes:
     """Bytes that a model takes with one backend and one KV type.
 
     `dense` as the backend keeps the dense weights, `experts` all blobs together, `kv_position` one
-    position of one sequence, `workspace` the activation buffers of one window.
+    position of one sequence, `workspace` the activation buffers of one window and what is held of
+    an expert while it is computed.
     """
 
     dense: int
@@ -227,7 +228,7 @@ def _ram(request: PlanRequest, source: str, context: int) -> tuple[Item, ...]:
     items = [
         Item("dense weights", sizes.dense),
         Item(f"keys and values of {context} tokens", sizes.kv_position * context),
-        Item("activations", sizes.workspace),
+        Item("working memory", sizes.workspace),
         Item("program", BASE_BYTES),
     ]
     if keeps_experts_in_ram(source):

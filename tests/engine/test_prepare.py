@@ -9,13 +9,14 @@ from attrs import evolve
 
 from strata_core import demo
 from strata_core.api import make_plan
+from strata_core.builtin import REFERENCE
 from strata_core.checkpoint.open import Checkpoint, open_checkpoint
 from strata_core.config import resolve_arguments
 from strata_core.engine import prepare as module
 from strata_core.engine.assemble import start
 from strata_core.engine.prepare import Prepared, prepare
 from strata_core.errors import Degradations, SelectionError, StrataError, UsageError
-from strata_core.interfaces import Probe, SourceRecord, Unusable, Usable
+from strata_core.interfaces import BlobLayout, Probe, SourceRecord, Unusable, Usable
 from strata_core.plugins import Broken, Catalogue, Offer, load_plugins
 
 GIB = 1 << 30
@@ -138,6 +139,25 @@ def test_a_planned_source_that_is_not_usable_says_why(decide, installed) -> None
         decide()
     assert caught.value.why.startswith("no room; the planner chose it: everything takes")
     assert caught.value.remedy == "make some; choose another: --source mmap"
+
+
+@pytest.mark.parametrize("expert_bytes", [None, lambda layout: layout.nbytes * 1000])
+def test_the_largest_expert_being_computed_is_counted(
+    expert_bytes, decide, installed, checkpoint
+) -> None:
+    found = own()
+    (offer,) = found.backends
+    layouts = checkpoint.experts.layouts.values()
+
+    def working(count: Callable[[BlobLayout], int] | None) -> int:
+        record = evolve(offer.record, capabilities=evolve(REFERENCE, expert_bytes=count))
+        installed(evolve(found, backends=(evolve(offer, record=record),)))
+        items = decide().plan.tiers[0].items
+        return next(item.nbytes for item in items if item.what == "working memory")
+
+    largest = max(4 * sum(p.rows * p.columns for p in layout.parts) for layout in layouts)
+    other = 1000 * max(layout.nbytes for layout in layouts) if expert_bytes else 0
+    assert working(REFERENCE.expert_bytes) - working(expert_bytes) == largest - other
 
 
 # --- memory ------------------------------------------------------------------------------------
