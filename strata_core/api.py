@@ -15,15 +15,16 @@ from typing import Any, Self
 from weakref import finalize
 
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from strata_core.checkpoint.open import Checkpoint, open_checkpoint
 from strata_core.config import Settings, resolve_arguments
-from strata_core.engine.assemble import Prepared, Running, prepare, start
+from strata_core.engine.assemble import Running, start
 from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits, Shutdown, Submit
 from strata_core.engine.perplexity import Perplexity, perplexity
-from strata_core.errors import Degradations, StrataError, UsageError
+from strata_core.engine.prepare import Prepared, prepare
+from strata_core.errors import Degradation, Degradations, StrataError, UsageError
 from strata_core.interfaces import Progress
 from strata_core.machine import Machine, read_machine
 from strata_core.plan.plan import Plan
@@ -223,6 +224,26 @@ def _token_ids(ids: Sequence[int]) -> tuple[int, ...]:
         ) from error
 
 
+@frozen(kw_only=True)
+class Planned:
+    """What `make_plan` decides: the plan, the parts chosen, and what works less well than it could.
+
+    A part may report more degradations when it is built.
+    """
+
+    plan: Plan
+    selections: tuple[Selection, ...]
+    degradations: tuple[Degradation, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan's members, beside `selections` and `degradations`."""
+        return {
+            **self.plan.as_json(),
+            "selections": [selection.as_json() for selection in self.selections],
+            "degradations": [item.as_json() for item in self.degradations],
+        }
+
+
 def load(
     model: str | Path,
     *,
@@ -244,7 +265,7 @@ def load(
         checkpoint=prepared.checkpoint,
         tokenizer=tokenizer,
         plan=prepared.plan,
-        selections=(prepared.backend, prepared.allocator, prepared.source),
+        selections=prepared.selections,
         degradations=degradations,
         timings={"load_s": perf_counter() - began},
         settings=prepared.settings,
@@ -257,9 +278,14 @@ def make_plan(
     settings: Settings | None = None,
     machine: Machine | None = None,
     **options: Any,
-) -> Plan:
-    """What would go where if `model` were loaded, on this machine or a recorded one."""
-    return _prepared(model, settings, options, machine).plan
+) -> Planned:
+    """What would be chosen and go where if `model` were loaded, on this or a recorded machine."""
+    prepared = _prepared(model, settings, options, machine)
+    return Planned(
+        plan=prepared.plan,
+        selections=prepared.selections,
+        degradations=prepared.degradations,
+    )
 
 
 def model_path(model: str | Path) -> Path:

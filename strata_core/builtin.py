@@ -17,6 +17,7 @@ from strata_core.interfaces import (
     Backend,
     BackendContext,
     BackendRecord,
+    BlobLayout,
     Capabilities,
     Probe,
     Source,
@@ -34,8 +35,15 @@ def _as_float32(_type: str, elements: int) -> int:
     return 4 * elements
 
 
-REFERENCE = Capabilities(kv_types=("fp32", "fp16"), exact=False, dense_bytes=_as_float32)
-"""The reference computes with every type, on dense weights that it keeps as float32."""
+def _matrices(layout: BlobLayout) -> int:
+    return sum(4 * part.rows * part.columns for part in layout.parts)
+
+
+REFERENCE = Capabilities(
+    kv_types=("fp32", "fp16"), exact=False, dense_bytes=_as_float32, expert_bytes=_matrices
+)
+"""The reference computes with every type, on float32 weights: the dense ones are kept so, an expert
+for as long as it is computed."""
 
 
 CPU = Capabilities(kv_types=("fp16", "fp32", "int8"), exact=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from strata_core.errors import UsageError
+from strata_core.errors import Degradation, UsageError
 from strata_core.setting_table import BY_KEY, SETTINGS, BadValue, Setting
 
 CONFIG_VARIABLE = "STRATA_CONFIG"
@@ -112,6 +112,20 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ..
             for name in (os.environ if environ is None else environ)
             if name.startswith(_PREFIX) and name not in known and not name.startswith(_TEST_PREFIX)
         )
+    )
+
+
+def variable_degradations(environ: Mapping[str, str] | None = None) -> tuple[Degradation, ...]:
+    """One degradation for each of `unknown_variables`."""
+    known = [setting.env for setting in SETTINGS if not setting.pending]
+    return tuple(
+        Degradation(
+            what=f"the environment variable {name} is none of Strata's",
+            why="it begins like one, but nothing reads it",
+            cost="what it was meant to set is as if it were not given",
+            remedy=did_you_mean(name, known) or "remove it; docs/cli.md lists the variables",
+        )
+        for name in unknown_variables(environ)
     )
 
 

@@ -59,13 +59,16 @@ class Capabilities:
     """What a backend can do: weight types (None: every one), KV types (its default first).
 
     `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement.
-    `dense_bytes(type, elements)` is the memory that dense weights take in it (None: as stored).
+    `dense_bytes(type, elements)` is the memory that dense weights take in it (None: as stored);
+    `expert_bytes(layout)` what it holds of one expert, beside the blob, while it computes it (None:
+    nothing).
     """
 
     types: frozenset[str] | None = None
     kv_types: tuple[str, ...] = ("fp32",)
     exact: bool = False
     dense_bytes: Callable[[str, int], int] | None = None
+    expert_bytes: Callable[[BlobLayout], int] | None = None
 
 
 @frozen(kw_only=True)

@@ -11,11 +11,12 @@ from strata_core.plugins.catalogue import Blocked, Broken, Catalogue, Offer
 from strata_core.plugins.probing import Probes
 from strata_core.selection import Selection
 
-_LISTS: Mapping[Role, str] = {
+LISTS: Mapping[Role, str] = {
     "backend": "backends",
     "allocator": "allocators",
     "source": "sources",
 }
+"""The member of the report that lists the records of a role."""
 
 
 def report_plugins(
@@ -35,7 +36,7 @@ def report_plugins(
     - `blocked`: names kept from loading, and the entry points that each kept out.
     """
     report: dict[str, Any] = {"api": list(API)}
-    for role, member in _LISTS.items():
+    for role, member in LISTS.items():
         chosen = selections.get(role)
         name = chosen.name if isinstance(chosen, Selection) else None
         report[member] = [

@@ -12,9 +12,9 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from strata_core.errors import SelectionError
+from strata_core.errors import Degradation, SelectionError
 from strata_core.interfaces import (
     AllocatorRecord,
     BackendRecord,
@@ -36,7 +36,8 @@ class Selection:
     """What was chosen for a role, and why.
 
     `because` is the reason in a few words; `runners_up` are the other records with the reason that
-    each was not taken, by name. `notice` is a line that the user must see, "" if there is none.
+    each was not taken, by name. `notice` is a line that the user must see, "" if there is none;
+    `hint` is then what can be done about it.
     """
 
     role: Role
@@ -46,6 +47,19 @@ class Selection:
     because: str
     runners_up: tuple[tuple[str, str], ...] = ()
     notice: str = ""
+    hint: str = ""
+
+    @property
+    def degradation(self) -> Degradation | None:
+        """What a fallback that `auto` took makes worse; None for every other selection."""
+        if not self.notice:
+            return None
+        return Degradation(
+            what=f"the {self.role} {self.name} is a fallback",
+            why=self.because.removeprefix("the fallback: "),
+            cost="models run, but more slowly than they could",
+            remedy=self.hint or f"install a plugin with a {self.role} for this machine",
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The selection as one entry of a `--json` document's `selections`."""
@@ -98,24 +112,20 @@ def select_source(
     probes: Mapping[str, Probe],
     request: str,
     form: str,
-    planned: str | None,
-    planned_because: str,
-) -> Selection | SelectionError:
-    """The source for `request`; for "auto" the one that claims the form, else the planned one.
+) -> SourceChoice:
+    """The choice of a source for `request` and a checkpoint of `form`, as far as a plan may go on.
 
-    `form` is the checkpoint's form; `planned` the planner's choice among the built-in sources with
-    its reason `planned_because`, or None where no built-in source can read that form.
+    Settled are a source that was named, and for "auto" the one that claims the form.
     """
     choice = _Choice("source", _sorted(offers), _sorted_broken(broken), probes)
     if request != AUTO:
-        return choice.named(request)
+        return SourceChoice(choice, form, {}, choice.named(request))
     claiming = {}
-    for offer in offers:
+    for offer in sorted(offers, key=lambda offer: offer.name):
         answer = _claims(offer.record, form)
         if answer is not None:
             claiming[offer.name] = answer
-    claiming = dict(sorted(claiming.items()))
-    return choice.claimed(form, claiming, planned, planned_because)
+    return SourceChoice(choice, form, claiming, choice.claimed(form, claiming))
 
 
 def chosen(result: Selection | SelectionError) -> Selection:
@@ -178,30 +188,61 @@ class _Choice:
         return self._fallback(left, superseded)
 
     def claimed(
-        self,
-        form: str,
-        claiming: Mapping[str, bool | str],
-        planned: str | None,
-        planned_because: str,
-    ) -> Selection | SelectionError:
-        """The source that claims `form`; `claiming` is True or what went wrong in asking."""
+        self, form: str, claiming: Mapping[str, bool | str]
+    ) -> Selection | SelectionError | None:
+        """The source that claims `form`, None where none does.
+
+        `claiming` is True or what went wrong in asking.
+        """
         usable = [offer for offer in self._usable() if claiming.get(offer.name) is True]
         superseded = _superseded(usable)
         left = [offer for offer in usable if offer.name not in superseded]
         if len(left) > 1:
             return self._several(left, f"each claims models of the form {form!r}")
-        if left:
-            because = f"it claims models of the form {form!r}"
-            others = self._reasons(superseded, f"{left[0].name} claims the model's form")
-            return self._selection(left[0], because, others)
-        odd = {name: text for name, text in claiming.items() if isinstance(text, str)}
-        if planned is None:
-            return self._nobody_reads(form, claiming)
+        if not left:
+            return None
+        because = f"it claims models of the form {form!r}"
+        others = self._reasons(superseded, f"{left[0].name} claims the model's form")
+        return self._selection(left[0], because, others)
+
+    def planned(
+        self, name: str, because: str, claiming: Mapping[str, bool | str]
+    ) -> Selection | SelectionError:
+        """The source that the planner chose, or why it cannot be."""
         for offer in self.offers:
-            if offer.name == planned and isinstance(self.probes[planned], Usable):
+            if offer.name == name and isinstance(self.probes[name], Usable):
+                odd = {other: text for other, text in claiming.items() if isinstance(text, str)}
                 others = {**self._reasons({}, "the planner chose another"), **odd}
-                return self._selection(offer, planned_because, others)
-        return self.named(planned)
+                return self._selection(offer, because, others)
+        probe = self.probes.get(name)
+        failed = [str(item) for item in self.broken if item.concerns(self.role)]
+        why, way = "no plugin that loaded offers it", "reinstall strata-core"
+        if isinstance(probe, Unusable):
+            why, way = probe.reason, probe.hint
+        elif failed:
+            why, way = "; ".join(failed), "repair, remove or block that plugin"
+        usable = [f"{self.flag} {offer.name}" for offer in self._usable()]
+        another = f"choose another: {' or '.join(usable)}" if usable else ""
+        return SelectionError(
+            f"{self.role} {name!r} cannot be used",
+            f"{why}; the planner chose it: {because}",
+            _joined(way, another),
+        )
+
+    def nobody_reads(self, form: str, claiming: Mapping[str, bool | str]) -> SelectionError:
+        """The error where neither a plugin nor a built-in source reads models of `form`."""
+        reasons = {}
+        for name, answer in claiming.items():
+            probe = self.probes[name]
+            reasons[name] = probe.reason if isinstance(probe, Unusable) else str(answer)
+        failed = [str(item) for item in self.broken if item.concerns(self.role)]
+        if failed:
+            reasons["plugins that did not load"] = "; ".join(failed)
+        return SelectionError(
+            f"no source reads models of the form {form!r}",
+            _listed(reasons) if reasons else "no source claims that form",
+            self._hints() or "install the plugin that this form of model came from",
+        )
 
     def _usable(self) -> list[Offer[Record]]:
         return [
@@ -239,7 +280,8 @@ class _Choice:
                 "only fallbacks are installed" if others else "no other is installed"
             )
             notice = f"{self.role} {left[0].name}, the fallback: {found}"
-            return self._selection(left[0], f"the fallback: {found}", others, notice)
+            taken = self._selection(left[0], f"the fallback: {found}", others)
+            return evolve(taken, notice=notice, hint=self._hints())
         return SelectionError(
             f"no {self.wanted or self.role} can be used on this machine",
             _listed(why_not) if why_not else f"no {self.role} is installed",
@@ -271,20 +313,6 @@ class _Choice:
         guess = f"did you mean {self.flag} {close[0]}? " if close else ""
         way = f"a plugin that is not installed may offer it; {_SHOWN}"
         return SelectionError(f"there is no {self.role} {request!r}", why, guess + way)
-
-    def _nobody_reads(self, form: str, claiming: Mapping[str, bool | str]) -> SelectionError:
-        reasons = {}
-        for name, answer in claiming.items():
-            probe = self.probes[name]
-            reasons[name] = probe.reason if isinstance(probe, Unusable) else str(answer)
-        failed = [str(item) for item in self.broken if item.concerns(self.role)]
-        if failed:
-            reasons["plugins that did not load"] = "; ".join(failed)
-        return SelectionError(
-            f"no source reads models of the form {form!r}",
-            _listed(reasons) if reasons else "no source claims that form",
-            self._hints() or "install the plugin that this form of model came from",
-        )
 
     def _names(self) -> list[str]:
         return [offer.name for offer in self.offers]
@@ -322,12 +350,38 @@ class _Choice:
         return f"usable here: {', '.join(usable)}" if usable else ""
 
     def _selection(
-        self, offer: Offer[Record], because: str, others: Mapping[str, str], notice: str = ""
+        self, offer: Offer[Record], because: str, others: Mapping[str, str]
     ) -> Selection:
         runners_up = tuple((name, why) for name, why in others.items() if name != offer.name)
         return Selection(
-            self.role, offer.name, offer.distribution, offer.version, because, runners_up, notice
+            self.role, offer.name, offer.distribution, offer.version, because, runners_up
         )
+
+
+@frozen
+class SourceChoice:
+    """The choice of a source in two steps, with the plan between them.
+
+    `settled` is what needs no plan: a source that was named or that claims the model's form, or the
+    error of such a choice; None leaves the choice to the planner.
+    """
+
+    _choice: _Choice
+    _form: str
+    _claiming: Mapping[str, bool | str]
+    settled: Selection | SelectionError | None
+
+    def final(self, planned: str | None, because: str) -> Selection | SelectionError:
+        """What is settled, else the planner's choice among the built-in sources.
+
+        `because` is the planner's reason; `planned` is None where no built-in source can read the
+        model's form.
+        """
+        if self.settled is not None:
+            return self.settled
+        if planned is None:
+            return self._choice.nobody_reads(self._form, self._claiming)
+        return self._choice.planned(planned, because, self._claiming)
 
 
 def _superseded(usable: Sequence[Offer[Record]]) -> dict[str, str]:

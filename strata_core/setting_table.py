@@ -208,7 +208,8 @@ SETTINGS: tuple[Setting, ...] = (
         "ram_budget",
         "gib",
         "memory",
-        "The most host memory to take. Default: what is free, less STRATA_RAM_RESERVE_GIB.",
+        "The most host memory to take, at most what is available. Default: what is available; of "
+        "it STRATA_RAM_RESERVE_GIB stays free unless what is asked for needs it.",
         above=True,
         high=2**20,
     ),
@@ -216,7 +217,8 @@ SETTINGS: tuple[Setting, ...] = (
         "ram_reserve_gib",
         "gib",
         "memory",
-        "Host memory to leave free, in GiB.",
+        "Host memory that the source and the context stay clear of where they are left to Strata, "
+        "in GiB. --ram-budget takes its place.",
         default=6.0,
         flag=None,
         high=2**20,

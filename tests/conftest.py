@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from strata_core.machine import Machine
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -18,3 +20,30 @@ def models() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference models: {folder} is not there (set STRATA_TEST_MODELS)")
     return folder
+
+
+@pytest.fixture
+def make_machine():
+    """make_machine(**facts): a replayed Linux PC without an adapter, but for the facts given.
+
+    All that core depends on is installed there.
+    """
+
+    def make(**facts: object) -> Machine:
+        plain: dict[str, object] = {
+            "os": "linux",
+            "release": "6.8.0",
+            "architecture": "x86_64",
+            "python": "CPython 3.11.9",
+            "logical_cores": 16,
+            "physical_cores": 8,
+            "ram_installed": 64 << 30,
+            "ram_available": 60 << 30,
+            "page_size": 4096,
+            "adapters": (),
+            "observed": {"module:llvmlite": True},
+            "replayed": True,
+        }
+        return Machine(**{**plain, **facts})
+
+    return make

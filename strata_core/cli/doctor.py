@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from strata_core import __version__
 from strata_core.cli.command import Invocation, command
 from strata_core.cli.console import Console
-from strata_core.cli.survey import refusals, report_text, survey
+from strata_core.cli.survey import degradation_text, refusals, report_text, survey
 from strata_core.cli.words import size, table
-from strata_core.config import Settings, did_you_mean, resolve, unknown_variables
-from strata_core.errors import Degradation, StrataError
-from strata_core.setting_table import LOADING, SETTINGS
+from strata_core.config import Settings, resolve, variable_degradations
+from strata_core.errors import StrataError
+from strata_core.setting_table import LOADING
 
 if TYPE_CHECKING:
     from strata_core.machine import Machine
@@ -31,9 +31,10 @@ def command_object(invocation: Invocation) -> int:
     settings, mistakes = _settings(invocation)
     problems = mistakes + _variable_problems()
     # Probes ask the machine for more facts, which then stand in its document.
-    report = survey(settings, machine)
+    surveyed = survey(settings, machine)
+    report = surveyed.report
     problems += refusals(report) + [_broken_problem(item) for item in report["broken"]]
-    degradations = [item.as_json() for item in _degradations(report)]
+    degradations = [item.as_json() for item in surveyed.degradations]
     document = {
         "strata": __version__,
         "machine": machine.to_json(),
@@ -56,14 +57,9 @@ def _settings(invocation: Invocation) -> tuple[Settings, list[dict[str, str]]]:
 
 
 def _variable_problems() -> list[dict[str, str]]:
-    known = [setting.env for setting in SETTINGS if not setting.pending]
     return [
-        {
-            "what": f"the environment variable {name} is none of Strata's",
-            "why": "it begins like one, but nothing reads it",
-            "remedy": did_you_mean(name, known) or "remove it; docs/cli.md lists the variables",
-        }
-        for name in unknown_variables()
+        {"what": item.what, "why": item.why, "remedy": item.remedy}
+        for item in variable_degradations()
     ]
 
 
@@ -75,23 +71,6 @@ def _broken_problem(item: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _degradations(report: dict[str, Any]) -> list[Degradation]:
-    """A fallback that is taken because nothing else is usable."""
-    found = []
-    for role, chosen in report["selections"].items():
-        if chosen.get("notice"):
-            hints = [i["hint"] for i in report[f"{role}s"] if not i["usable"] and i["hint"]]
-            found.append(
-                Degradation(
-                    what=f"the {role} {chosen['name']} is a fallback",
-                    why=chosen["because"].removeprefix("the fallback: "),
-                    cost="models run, but more slowly than they could",
-                    remedy="; ".join(hints) or f"install a plugin with a {role} for this machine",
-                )
-            )
-    return found
-
-
 def _print(console: Console, machine: Machine, document: dict[str, Any]) -> None:
     console.line(f"strata {__version__}")
     console.text(table([], _facts(machine)))
@@ -101,10 +80,7 @@ def _print(console: Console, machine: Machine, document: dict[str, Any]) -> None
     console.line()
     console.text(report_text(document["plugins"]))
     for item in document["degradations"]:
-        console.line()
-        console.line(f"degraded: {item['what']}: {item['why']}")
-        console.line(f"  costs: {item['cost']}")
-        console.line(f"  remedy: {item['remedy']}")
+        console.text("\n" + degradation_text(item))
     console.line()
     for item in document["problems"]:
         console.line(f"problem: {item['what']}\n  {item['why']}\n  {item['remedy']}")

@@ -47,9 +47,8 @@ def facts(model: Model) -> dict[str, Any]:
 
 
 def notes(model: Model) -> list[str]:
-    """Lines for the user: notices of selections, and what works less well than it could."""
-    lines = [selection.notice for selection in model.selections if selection.notice]
-    return lines + [f"degraded: {item}" for item in model.degradations]
+    """Lines for the user: what works less well than it could."""
+    return [f"degraded: {item}" for item in model.degradations]
 
 
 def chosen(selections: Iterable[Selection]) -> str:

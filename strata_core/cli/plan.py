@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from strata_core.cli.command import Invocation, command, model_argument
+from strata_core.cli.survey import chosen_text, degradation_text
 from strata_core.errors import UsageError
 from strata_core.setting_table import LOADING
 
@@ -31,7 +32,7 @@ _LARGEST_FACTS = 16 << 20
     LOADING,
 )
 def command_object(invocation: Invocation, model: str, machine_file: str | None) -> int:
-    """Say what MODEL would need and have in each kind of memory.
+    """Say what MODEL would need and have in each kind of memory, and which parts are chosen.
 
     Nothing is loaded. Leaves with exit code 1 where the model does not fit; then it says what is
     missing, and what would fit.
@@ -40,10 +41,16 @@ def command_object(invocation: Invocation, model: str, machine_file: str | None)
     from strata_core.api import make_plan
     from strata_core.plan.explain import explain
 
-    plan = make_plan(model, invocation.settings(), machine)
-    invocation.console.document({"model": model, **plan.as_json()})
-    invocation.console.line(explain(plan))
-    return 0 if plan.fits else 1
+    planned = make_plan(model, invocation.settings(), machine)
+    document = {"model": model, **planned.as_json()}
+    console = invocation.console
+    console.document(document)
+    console.line(explain(planned.plan))
+    for item in document["selections"]:
+        console.text(f"{item['role']}:\n" + chosen_text(item))
+    for item in document["degradations"]:
+        console.text(degradation_text(item))
+    return 0 if planned.plan.fits else 1
 
 
 def read_machine_file(name: str) -> Machine:

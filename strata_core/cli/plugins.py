@@ -18,7 +18,7 @@ def command_object(invocation: Invocation) -> int:
     settings = invocation.settings()
     from strata_core.machine import read_machine
 
-    report = survey(settings, read_machine())
+    report = survey(settings, read_machine()).report
     invocation.console.document(report)
     invocation.console.text(report_text(report))
     return 2 if refusals(report) else 0

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
 
 from strata_core.cli.words import table
 
 if TYPE_CHECKING:
     from strata_core.config import Settings
+    from strata_core.errors import Degradation
     from strata_core.machine import Machine
 
-_LISTS = {"backend": "backends", "allocator": "allocators", "source": "sources"}
+
+@frozen
+class Survey:
+    """`plugin_report.report_plugins`'s report, and what its selections make worse."""
+
+    report: dict[str, Any]
+    degradations: tuple[Degradation, ...]
 
 
-def survey(settings: Settings, machine: Machine) -> dict[str, Any]:
-    """`plugin_report.report_plugins` for this machine and these settings.
+def survey(settings: Settings, machine: Machine) -> Survey:
+    """What is installed and what would be chosen, for this machine and these settings.
 
     A source is chosen for a model, so one is looked up here only where the settings name it.
     """
@@ -38,9 +48,13 @@ def survey(settings: Settings, machine: Machine) -> dict[str, Any]:
         )
     if settings.source != AUTO:
         selections["source"] = select_source(
-            found.sources, found.broken, probes["source"], settings.source, "", None, ""
-        )
-    return report_plugins(found, selections, probes)
+            found.sources, found.broken, probes["source"], settings.source, ""
+        ).settled
+    chosen = [item for item in selections.values() if isinstance(item, Selection)]
+    return Survey(
+        report_plugins(found, selections, probes),
+        tuple(item.degradation for item in chosen if item.degradation),
+    )
 
 
 def refusals(report: dict[str, Any]) -> list[dict[str, str]]:
@@ -50,13 +64,15 @@ def refusals(report: dict[str, Any]) -> list[dict[str, str]]:
 
 def report_text(report: dict[str, Any]) -> str:
     """The report as text: the records of each role, what was chosen and why, what is broken."""
+    from strata_core.plugin_report import LISTS
+
     parts = []
-    for role, member in _LISTS.items():
+    for role, member in LISTS.items():
         rows = [_row(item) for item in report[member]]
         parts.append(table([role, "from", "", "what"], rows))
         chosen = report["selections"].get(role)
         if chosen is not None and "error" not in chosen:
-            parts.append(_chosen(chosen))
+            parts.append(chosen_text(chosen))
         elif role == "source" and chosen is None:
             parts.append("  chosen for each model: `strata plan MODEL` says which\n")
         parts.append("\n")
@@ -79,10 +95,19 @@ def _row(item: dict[str, Any]) -> tuple[str, str, str, str]:
     return item["name"], f"{item['distribution']} {item['version']}", state, what
 
 
-def _chosen(chosen: dict[str, Any]) -> str:
+def chosen_text(chosen: Mapping[str, Any]) -> str:
+    """A selection's document as text: its reason, and each other record's."""
     lines = [f"  {chosen['name']}, because: {chosen['because']}"]
     lines += [f"  not {other['name']}: {other['reason']}" for other in chosen["runners_up"]]
     return "\n".join(lines) + "\n"
+
+
+def degradation_text(item: Mapping[str, str]) -> str:
+    """A degradation's document as text."""
+    return (
+        f"degraded: {item['what']}: {item['why']}\n"
+        f"  costs: {item['cost']}\n  remedy: {item['remedy']}\n"
+    )
 
 
 def _three_lines(heading: str, error: dict[str, str]) -> str:

@@ -25,6 +25,10 @@ _MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -1
 """The 4-bit floats (E2M1) doubled, so that they are whole numbers; the scale is halved for it."""
 
 
+CHUNK = 1 << 16
+"""Weights that are dequantised at a time: their temporaries stay near the processor."""
+
+
 @frozen(eq=False)
 class Blocks:
     """N blocks of 32 weights, unpacked.
@@ -46,13 +50,24 @@ def dequantise(type_name: str, data: np.ndarray, shape: tuple[int, ...]) -> np.n
 
     The last axis must be whole blocks. Raises CheckpointError for an unknown type and ValueError
     where bytes and shape do not agree. Damaged scales (infinite, not a number) give such weights;
-    they raise no warning.
+    they raise no warning. Beside the result at most a few times `CHUNK` weights are held.
     """
-    if data.size != _known(type_name).nbytes(prod(shape)):
+    kind = _known(type_name)
+    if data.size != kind.nbytes(prod(shape)):
         raise ValueError(f"{data.size} bytes of {type_name} do not make the shape {shape}")
+    result = np.empty(prod(shape), np.float32)
+    stored = data.reshape(-1, kind.block_bytes)
+    blocks = max(1, CHUNK // kind.block)
+    for first in range(0, len(stored), blocks):
+        part = _values(type_name, stored[first : first + blocks])
+        result[first * kind.block :][: part.size] = part.ravel()
+    return result.reshape(shape)
+
+
+def _values(type_name: str, stored: np.ndarray) -> np.ndarray:
     if type_name in _FLOATS:
-        return _FLOATS[type_name](data).reshape(shape)
-    return weights(unpack(type_name, data)).reshape(shape)
+        return _FLOATS[type_name](stored)
+    return weights(unpack(type_name, stored))
 
 
 def unpack(type_name: str, data: np.ndarray) -> Blocks:

@@ -1,8 +1,9 @@
 """What goes where: byte arithmetic over a model's sizes and a machine's memory.
 
 Pure: nothing is opened or allocated, and the same numbers give the same plan. The order of
-decisions: the source that was named, else the arena where it fits beside the reserve, else the
-mapped file; then the context that was named, else the trained length, else what fits.
+decisions: the source that was given, else the arena where it fits beside the reserve, else the
+mapped file; then the context that was given, else the trained length, else what fits beside the
+reserve. Only what was given, or the least that a model can run with, takes from the reserve.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Sizes:
     """Bytes that a model takes with one backend and one KV type.
 
     `dense` as the backend keeps the dense weights, `experts` all blobs together, `kv_position` one
-    position of one sequence, `workspace` the activation buffers of one window.
+    position of one sequence, `workspace` the activation buffers of one window and what is held of
+    an expert while it is computed.
     """
 
     dense: int
@@ -37,8 +39,9 @@ class PlanRequest:
     """What the planner decides from.
 
     `ram` is what may be taken (the budget, or what is available), `ram_origin` says which;
-    `reserve` is what `auto` leaves free of it. `source` and `context` are None where the user left
-    the choice; `trained` is the trained context length.
+    `reserve` is what the planner's own choices leave free of it. `source` and `context` are None
+    where the choice is the planner's; `source_because` says who gave the source. `trained` is the
+    trained context length.
     """
 
     sizes: Sizes
@@ -47,7 +50,13 @@ class PlanRequest:
     reserve: int
     trained: int
     source: str | None = None
+    source_because: str = "named by --source"
     context: int | None = None
+
+    @property
+    def room(self) -> int:
+        """What the planner's own choices may take."""
+        return max(0, self.ram - self.reserve)
 
 
 @frozen
@@ -89,7 +98,9 @@ class Option:
 class Plan:
     """The decisions, each with its reason, and the tiers they lead to.
 
-    `options` are smaller ways that would fit; they are there only where the plan does not.
+    `reserve` is what was to stay free of the memory there is, `reserve_used` what is taken of it
+    all the same, and `reserve_because` for what reason. `options` are smaller ways that would fit;
+    they are there only where the plan does not.
     """
 
     source: str
@@ -98,6 +109,9 @@ class Plan:
     context_because: str
     tiers: tuple[Tier, ...]
     ram_origin: str
+    reserve: int
+    reserve_used: int = 0
+    reserve_because: str = ""
     options: tuple[Option, ...] = field(default=())
 
     @property
@@ -113,6 +127,9 @@ class Plan:
             "source_because": self.source_because,
             "context": self.context,
             "context_because": self.context_because,
+            "reserve": self.reserve,
+            "reserve_used": self.reserve_used,
+            "reserve_because": self.reserve_because,
             "tiers": [
                 {
                     "name": tier.name,
@@ -131,13 +148,21 @@ def make_plan(request: PlanRequest) -> Plan:
     """Decide source and context and lay out the tiers; never raises for lack of memory."""
     source, source_because = _choose_source(request)
     context, context_because = _choose_context(request, source)
+    need = _need(request, source, context)
+    used = min(max(0, need - request.room), request.ram - request.room)
     plan = Plan(
         source=source,
         source_because=source_because,
         context=context,
         context_because=context_because,
-        tiers=(_ram(request, source, context), _file(request, source)),
+        tiers=(
+            Tier("ram", _ram(request, source, context), request.ram if used else request.room),
+            _file(request, source),
+        ),
         ram_origin=request.ram_origin,
+        reserve=request.ram - request.room,
+        reserve_used=used,
+        reserve_because=_reserve_because(request) if used else "",
     )
     return plan if plan.fits else evolve(plan, options=_options(request, source, context))
 
@@ -149,39 +174,66 @@ def keeps_experts_in_ram(source: str) -> bool:
 
 def _choose_source(request: PlanRequest) -> tuple[str, str]:
     if request.source is not None:
-        return request.source, "named"
-    context = request.context or min(request.trained, SMALLEST_CONTEXT)
-    need = _ram(request, "arena", context).need
-    room = request.ram - request.reserve
-    if need <= room:
-        return "arena", f"everything takes {gib(need)} of the {gib(room)} that may be used"
+        return request.source, request.source_because
+    context = request.context or _least_context(request)
+    need = _need(request, "arena", context)
+    if need <= request.room:
+        return "arena", f"everything takes {gib(need)} of the {gib(request.room)} that may be used"
     return "mmap", (
-        f"all experts in memory would take {gib(need)}, and only {gib(max(0, room))} may be used"
+        f"all experts in memory would take {gib(need)}, and only {gib(request.room)} may be used"
     )
 
 
 def _choose_context(request: PlanRequest, source: str) -> tuple[int, str]:
     if request.context is not None:
-        return request.context, "named"
-    free = request.ram - _ram(request, source, 0).need
-    fitting = free // max(1, request.sizes.kv_position)
+        return request.context, "named by --max-context"
+    fitting = _most_context(request, source, request.room)
     if fitting >= request.trained:
         return request.trained, "the trained length"
-    context = max(min(request.trained, SMALLEST_CONTEXT), fitting)
-    return context, f"what fits; the model was trained on {request.trained}"
+    context = max(_least_context(request), fitting)
+    if context == request.trained:
+        return context, "the trained length, which is the least"
+    beside = " beside the reserve" if request.reserve else ""
+    what = f"what fits{beside}" if fitting == context else "the least"
+    return context, f"{what}; the model was trained on {request.trained}"
 
 
-def _ram(request: PlanRequest, source: str, context: int) -> Tier:
+def _least_context(request: PlanRequest) -> int:
+    return min(request.trained, SMALLEST_CONTEXT)
+
+
+def _most_context(request: PlanRequest, source: str, ram: int) -> int:
+    """Tokens whose keys and values fit into `ram` beside the rest; negative where that does not."""
+    return (ram - _need(request, source, 0)) // max(1, request.sizes.kv_position)
+
+
+def _reserve_because(request: PlanRequest) -> str:
+    """Why a plan that takes from the reserve does so."""
+    if _need(request, "mmap", _least_context(request)) > request.room:
+        return "the least that the model can run with needs it"
+    given = []
+    if request.source is not None:
+        given.append(f"source {request.source} ({request.source_because})")
+    if request.context is not None:
+        given.append(f"--max-context {request.context}")
+    return f"asked for: {' and '.join(given)}"
+
+
+def _need(request: PlanRequest, source: str, context: int) -> int:
+    return sum(item.nbytes for item in _ram(request, source, context))
+
+
+def _ram(request: PlanRequest, source: str, context: int) -> tuple[Item, ...]:
     sizes = request.sizes
     items = [
         Item("dense weights", sizes.dense),
         Item(f"keys and values of {context} tokens", sizes.kv_position * context),
-        Item("activations", sizes.workspace),
+        Item("working memory", sizes.workspace),
         Item("program", BASE_BYTES),
     ]
     if keeps_experts_in_ram(source):
         items.insert(1, Item("experts", sizes.experts))
-    return Tier("ram", tuple(items), request.ram)
+    return tuple(items)
 
 
 def _file(request: PlanRequest, source: str) -> Tier:
@@ -191,19 +243,20 @@ def _file(request: PlanRequest, source: str) -> Tier:
 
 
 def _options(request: PlanRequest, source: str, context: int) -> tuple[Option, ...]:
-    """Smaller ways that fit, each a change of as little as possible."""
+    """Smaller ways that fit, each a change of as little as possible; as named ways they may take
+    from the reserve.
+    """
     found = []
     for other in dict.fromkeys((source, "mmap")):
         flags = [] if other == source else [f"--source {other}"]
-        need = _ram(request, other, context).need
+        need = _need(request, other, context)
         if need <= request.ram:
             found.append(Option(" ".join(flags), need))
             continue
-        room = request.ram - _ram(request, other, 0).need
-        fewer = min(context, room // max(1, request.sizes.kv_position))
+        fewer = min(context, _most_context(request, other, request.ram))
         if fewer >= 1:
             flags.append(f"--max-context {fewer}")
-            found.append(Option(" ".join(flags), _ram(request, other, fewer).need))
+            found.append(Option(" ".join(flags), _need(request, other, fewer)))
     return tuple(found)
 
 

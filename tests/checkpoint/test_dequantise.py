@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import gguf
@@ -13,7 +14,7 @@ from strata_core.checkpoint.open import open_checkpoint
 from strata_core.checkpoint.scales import check_scales
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import CheckpointError
-from strata_core.kernels.dequantise import dequantise, unpack
+from strata_core.kernels.dequantise import CHUNK, dequantise, unpack
 
 QUANTISED = [name for name, kind in TYPES.items() if kind.block > 1]
 
@@ -40,6 +41,31 @@ def test_random_bytes_equal_the_oracle(name: str, seed: int, blocks: int) -> Non
     data = np.random.default_rng(seed).integers(0, 256, blocks * kind.block_bytes, np.uint8)
     ours = dequantise(name, data, (blocks, kind.block))
     assert_same_bits(ours.ravel(), oracle(name, data))
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("more", [-1, 0, 1, 999])
+def test_any_number_of_chunks_gives_the_same_bits(name: str, more: int) -> None:
+    kind = TYPES[name]
+    blocks = 2 * CHUNK // kind.block + more
+    data = np.random.default_rng(more + 2).integers(0, 256, blocks * kind.block_bytes, np.uint8)
+    ours = dequantise(name, data, (blocks * kind.block,))
+    assert_same_bits(ours, oracle(name, data))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_little_is_held_beside_the_result(name: str) -> None:
+    kind = TYPES[name]
+    shape = (1024, 4096)
+    data = np.zeros(kind.nbytes(shape[0] * shape[1]), np.uint8)
+    dequantise(name, data[: kind.block_bytes], (kind.block,))
+    tracemalloc.start()
+    try:
+        result = dequantise(name, data, shape)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert result.nbytes <= peak < result.nbytes + 4 * 4 * CHUNK
 
 
 @pytest.mark.parametrize("exponent", range(256))

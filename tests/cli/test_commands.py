@@ -67,6 +67,26 @@ def test_plan_text_and_document(strata) -> None:
         assert tier["need"] == sum(item["nbytes"] for item in tier["items"])
 
 
+def test_plan_shows_the_parts_as_plugins_does(strata) -> None:
+    options = ("demo", "--source", "mmap", "--ram-budget", "90000")
+    document = strata("plan", *options, "--json").document
+    assert [item["role"] for item in document["selections"]] == ["backend", "allocator", "source"]
+    assert document["selections"][2]["because"] == "named by --source"
+    assert document["source"] == "mmap"
+    others = {item["name"]: item["reason"] for item in document["selections"][2]["runners_up"]}
+    assert others["arena"] == "mmap was named by --source"
+    assert any("--ram-budget" in item["what"] for item in document["degradations"])
+    shown = strata("plan", *options).out
+    listed = strata("plugins", "--source", "mmap").out
+    for selection in document["selections"]:
+        lines = [f"  {selection['name']}, because: {selection['because']}"]
+        lines += [f"  not {one['name']}: {one['reason']}" for one in selection["runners_up"]]
+        for text in (shown, listed):
+            assert "\n" + "\n".join(lines) + "\n" in text
+    for item in document["degradations"]:
+        assert f"degraded: {item['what']}: {item['why']}\n  costs: {item['cost']}\n" in shown
+
+
 def test_plan_that_does_not_fit(strata) -> None:
     result = strata("plan", "demo", "--ram-budget", "0.01", "--json")
     assert result.code == 1
@@ -85,8 +105,10 @@ def facts(strata, tmp_path: Path) -> dict:
     return strata("doctor", "--json").document
 
 
-@pytest.mark.parametrize(("ram", "source"), [(64, "arena"), (6.2, "mmap")])
-def test_plan_for_another_machine(ram, source, facts, strata, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("ram", "have", "source"), [(64, 58, "arena"), (6.26, 6.26, "mmap"), (6.45, 0.45, "arena")]
+)
+def test_plan_for_another_machine(ram, have, source, facts, strata, tmp_path) -> None:
     facts["machine"]["facts"] |= {
         "ram_installed": 128 * GIB,
         "ram_available": int(ram * GIB),
@@ -97,7 +119,8 @@ def test_plan_for_another_machine(ram, source, facts, strata, tmp_path) -> None:
     file.write_text(json.dumps(facts))
     document = strata("plan", "demo", "--machine", str(file), "--json").document
     tier = next(tier for tier in document["tiers"] if tier["name"] == "ram")
-    assert tier["have"] == int(ram * GIB)
+    assert tier["have"] == pytest.approx(have * GIB, abs=2)
+    assert (document["reserve_used"] > 0) == (have == ram)
     assert document["source"] == source
 
 

@@ -74,6 +74,20 @@ def test_a_dump_that_cannot_be_written(strata, tmp_path, monkeypatch) -> None:
     assert "first.npy" in result.error_lines[0]
 
 
+def test_what_the_plan_made_worse_is_told(strata, monkeypatch) -> None:
+    monkeypatch.setenv("STRATA_THREAD", "3")
+    options = (PROMPT, "-n", "1", "--ram-budget", "90000", "--backend", "reference")
+    items = strata("generate", "demo", *options, "--json").document["degradations"]
+    assert [item["what"] for item in items] == [
+        "the environment variable STRATA_THREAD is none of Strata's",
+        next(item["what"] for item in items if "--ram-budget" in item["what"]),
+    ]
+    assert all(all(item.values()) for item in items)
+    notes = strata("generate", "demo", *options).err
+    assert f"degraded: {items[0]['what']}: {items[0]['why']}. Cost: {items[0]['cost']}." in notes
+    assert "degraded: of the 90000.00 GiB of --ram-budget only " in notes
+
+
 def test_document(strata) -> None:
     result = strata("generate", "demo", PROMPT, "-n", "4", "--json")
     assert (result.code, result.err) == (0, "")
@@ -93,7 +107,9 @@ def test_document(strata) -> None:
     assert 0 < timings["prompt_s"] < timings["total_s"]
     assert 0 < timings["decode_s"] < timings["total_s"]
     assert timings["load_s"] > 0
-    assert document["degradations"] == []
+    assert [item["what"] for item in document["degradations"]] == [
+        "the backend reference is a fallback"
+    ]
 
 
 def test_text_is_the_documents_text(strata) -> None:

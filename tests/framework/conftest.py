@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from strata_core.machine import Machine
-
 DUMMY = Path(__file__).parents[1] / "dummy_plugin"
 
 
@@ -42,30 +40,3 @@ def install(tmp_path, monkeypatch):
     _forget_dummies()
     yield write
     _forget_dummies()
-
-
-@pytest.fixture
-def make_machine():
-    """make_machine(**facts): a replayed Linux PC without an adapter, but for the facts given.
-
-    All that core depends on is installed there.
-    """
-
-    def make(**facts: object) -> Machine:
-        plain: dict[str, object] = {
-            "os": "linux",
-            "release": "6.8.0",
-            "architecture": "x86_64",
-            "python": "CPython 3.11.9",
-            "logical_cores": 16,
-            "physical_cores": 8,
-            "ram_installed": 64 << 30,
-            "ram_available": 60 << 30,
-            "page_size": 4096,
-            "adapters": (),
-            "observed": {"module:llvmlite": True},
-            "replayed": True,
-        }
-        return Machine(**{**plain, **facts})
-
-    return make

@@ -321,10 +321,10 @@ def test_the_smallest_plugin_gives_memory(smallest):
 
 
 def test_the_smallest_plugin_runs_a_model(smallest, monkeypatch):
-    from strata_core.engine import assemble
+    from strata_core.engine import prepare
 
     load = load_plugins
-    monkeypatch.setattr(assemble, "load_plugins", lambda blocked=(): load(smallest, blocked))
+    monkeypatch.setattr(prepare, "load_plugins", lambda blocked=(): load(smallest, blocked))
     with strata_core.load("demo", allocator="populated", source="arena") as model:
         chosen = {item.role: item.name for item in model.selections}
         logits = model.logits([1, 2, 3])

@@ -20,8 +20,8 @@ def report(catalogue, machine, backend="auto"):
             catalogue.allocators, catalogue.broken, probes["allocator"], "cpu"
         ),
         "source": select_source(
-            catalogue.sources, catalogue.broken, probes["source"], "auto", "gguf", "mmap", "it fits"
-        ),
+            catalogue.sources, catalogue.broken, probes["source"], "auto", "gguf"
+        ).final("mmap", "it fits"),
     }
     return report_plugins(catalogue, selections, probes)
 

@@ -191,7 +191,9 @@ def test_chosen_raises_the_error():
 def test_a_source_that_cannot_say_what_it_claims_claims_nothing(claims, reason):
     offers = [source("arena", None), source("odd", claims)]
     probes = {"arena": Usable(), "odd": Usable()}
-    result = chosen(select_source(offers, (), probes, "auto", "gguf", "arena", "it fits"))
+    choice = select_source(offers, (), probes, "auto", "gguf")
+    assert choice.settled is None
+    result = chosen(choice.final("arena", "it fits"))
     assert (result.name, result.because) == ("arena", "it fits")
     assert result.runners_up == (("odd", reason),)
 
@@ -199,6 +201,8 @@ def test_a_source_that_cannot_say_what_it_claims_claims_nothing(claims, reason):
 def test_a_planned_source_that_is_not_usable_is_an_error_not_a_substitution():
     offers = [source("arena", None), source("mmap", None)]
     probes = {"arena": Unusable("no memory"), "mmap": Usable()}
-    result = select_source(offers, (), probes, "auto", "gguf", "arena", "it fits")
+    result = select_source(offers, (), probes, "auto", "gguf").final("arena", "it fits")
     assert isinstance(result, SelectionError)
-    assert (result.what, result.why) == ("source 'arena' cannot be used", "no memory")
+    assert result.what == "source 'arena' cannot be used"
+    assert result.why == "no memory; the planner chose it: it fits"
+    assert result.remedy == "choose another: --source mmap"

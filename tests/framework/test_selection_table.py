@@ -334,7 +334,5 @@ def test_source(where, plugins, flag, form, planned, expected, monkeypatch, make
     machine = make_machine(**MACHINES[where])
     for catalogue, probes in in_every_order(plugins, monkeypatch, machine):
         answers = probes["source"]
-        result = select_source(
-            catalogue.sources, catalogue.broken, answers, flag, form, planned, "it fits"
-        )
-        check(result, expected)
+        choice = select_source(catalogue.sources, catalogue.broken, answers, flag, form)
+        check(choice.final(planned, "it fits"), expected)

@@ -1,0 +1,87 @@
+"""What a backend can do against what a model and its user ask, and an allocator's wishes."""
+
+from __future__ import annotations
+
+from strata_core.checkpoint.open import Checkpoint
+from strata_core.errors import Degradation, PluginError, UsageError
+from strata_core.interfaces import Allocator, Capabilities, StartPolicy
+
+
+def choose_kv(asked: str | None, capabilities: Capabilities, backend: str) -> str:
+    """The KV type asked for, else the backend's default. Raises UsageError."""
+    if asked is None:
+        return capabilities.kv_types[0]
+    if asked not in capabilities.kv_types:
+        raise UsageError(
+            f"--kv {asked} cannot be used with backend {backend}",
+            f"it keeps keys and values as {', '.join(capabilities.kv_types)}",
+            "leave --kv out to get the backend's default",
+        )
+    return asked
+
+
+def check_weight_types(checkpoint: Checkpoint, capabilities: Capabilities, backend: str) -> None:
+    """Raises UsageError where the backend has no kernels for one of the model's weight types."""
+    if capabilities.types is None:
+        return
+    stored = {t.type.name for t in checkpoint.tensors.values()}
+    stored |= {p.type for layout in checkpoint.experts.layouts.values() for p in layout.parts}
+    missing = sorted(stored - capabilities.types)
+    if missing:
+        raise UsageError(
+            f"backend {backend} cannot compute with {checkpoint.path}",
+            f"it has no kernels for weights of type {', '.join(missing)}",
+            "choose another backend, or a model with other weight types",
+        )
+
+
+def check_built(
+    checkpoint: Checkpoint, kv_type: str, capabilities: Capabilities, backend: str
+) -> None:
+    """Check a built backend, which may offer less than its record, against what was planned.
+
+    Raises UsageError.
+    """
+    here = f"{backend} on this machine"
+    check_weight_types(checkpoint, capabilities, here)
+    if kv_type not in capabilities.kv_types:
+        kept = ", ".join(capabilities.kv_types)
+        raise UsageError(
+            f"backend {here} cannot keep keys and values as {kv_type}",
+            f"it keeps them as {kept or 'nothing'}, less than its plugin offers elsewhere",
+            f"give --kv {capabilities.kv_types[0]}" if kept else "choose another backend",
+        )
+
+
+def unmet_wishes(allocator: Allocator, name: str) -> tuple[Degradation, ...]:
+    """A degradation for each wish of the allocator's start policy that this version cannot meet.
+
+    Small pinned buffers come first by themselves: there are none yet. Raises PluginError where the
+    policy is none.
+    """
+    policy: object = allocator.start_policy
+    if not isinstance(policy, StartPolicy):
+        raise PluginError(
+            f"allocator {name!r} cannot be used",
+            f"its start_policy is a {type(policy).__name__}, not a StartPolicy",
+            "tell its authors, or choose another with --allocator",
+        )
+    plain = StartPolicy()
+    wishes = {
+        "contexts_first": ("devices' contexts before all else", "contexts open as they are needed"),
+        "pin_limit": (f"a limit of {policy.pin_limit} pinned bytes", "no part counts pinned bytes"),
+        "embedding": (
+            f"the token embedding in {policy.embedding} memory",
+            "it is placed with the other dense weights",
+        ),
+    }
+    return tuple(
+        Degradation(
+            what=f"allocator {name} asks for {wish}, which this version does not do",
+            why=instead,
+            cost="a driver that grants little pinned memory may refuse a later part of the start",
+            remedy="choose another with --allocator if the start fails, or a later version",
+        )
+        for field, (wish, instead) in wishes.items()
+        if getattr(policy, field) != getattr(plain, field)
+    )

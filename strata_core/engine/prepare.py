@@ -1,0 +1,181 @@
+"""Everything that is decided before anything is allocated: which parts, and what goes where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import floor, prod
+
+from attrs import frozen
+
+from strata_core.checkpoint.open import Checkpoint
+from strata_core.config import Settings, variable_degradations
+from strata_core.engine.able import check_weight_types, choose_kv
+from strata_core.errors import Degradation, UsageError
+from strata_core.interfaces import Capabilities, Limits
+from strata_core.kernels.kv import kv_bytes
+from strata_core.kernels.program import Program
+from strata_core.machine import Machine
+from strata_core.model.build import build_program
+from strata_core.plan.explain import plan_degradations
+from strata_core.plan.plan import Plan, PlanRequest, Sizes, gib, make_plan
+from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
+from strata_core.selection import (
+    Selection,
+    chosen,
+    select_allocator,
+    select_backend,
+    select_source,
+)
+
+WINDOW_TOKENS = 512
+"""Most tokens of one window."""
+
+WINDOW_LOGITS = 64
+"""Most logits rows of one window."""
+
+
+@frozen(eq=False, kw_only=True)
+class Prepared:
+    """What was decided, each decision with its reason; `degradations` is what it makes worse."""
+
+    checkpoint: Checkpoint
+    settings: Settings
+    machine: Machine
+    catalogue: Catalogue
+    backend: Selection
+    allocator: Selection
+    source: Selection
+    program: Program
+    limits: Limits
+    plan: Plan
+    degradations: tuple[Degradation, ...]
+
+    @property
+    def selections(self) -> tuple[Selection, ...]:
+        """What was chosen for each role."""
+        return (self.backend, self.allocator, self.source)
+
+
+def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Prepared:
+    """Select a record for each role and plan. Raises StrataError; nothing is held afterwards."""
+    found = load_plugins(blocked=settings.block_plugins)
+    probes = probe_catalogue(found, machine)
+    backend = chosen(
+        select_backend(found.backends, found.broken, probes["backend"], settings.backend)
+    )
+    allocator = chosen(
+        select_allocator(
+            found.allocators, found.broken, probes["allocator"], backend.name, settings.allocator
+        )
+    )
+    capabilities = found.backend(backend.name).record.capabilities
+    kv_type = choose_kv(settings.kv, capabilities, backend.name)
+    check_weight_types(checkpoint, capabilities, backend.name)
+    program = build_program(checkpoint.hyper)
+    sizes = _sizes(checkpoint, program, capabilities, kv_type)
+    choice = select_source(
+        found.sources, found.broken, probes["source"], settings.source, checkpoint.form
+    )
+    given = chosen(choice.settled) if choice.settled else None
+    memory = _memory(settings, machine)
+    request = _plan_request(checkpoint, settings, memory, sizes, given)
+    plan = make_plan(request)
+    source = chosen(choice.final(plan.source, plan.source_because))
+    fallbacks = (item.degradation for item in (backend, allocator, source))
+    return Prepared(
+        checkpoint=checkpoint,
+        settings=settings,
+        machine=machine,
+        catalogue=found,
+        backend=backend,
+        allocator=allocator,
+        source=source,
+        program=program,
+        limits=Limits(WINDOW_TOKENS, WINDOW_LOGITS, plan.context, kv_type),
+        plan=plan,
+        degradations=(
+            *variable_degradations(),
+            *(item for item in fallbacks if item),
+            *memory.degradations,
+            *plan_degradations(request, plan),
+        ),
+    )
+
+
+# --- what the plan is made from ----------------------------------------------------------------
+
+
+def _sizes(
+    checkpoint: Checkpoint, program: Program, capabilities: Capabilities, kv_type: str
+) -> Sizes:
+    dense = 0
+    for weight in program.weights():
+        tensor = checkpoint.tensor(weight.role, weight.layer)
+        count = capabilities.dense_bytes
+        dense += count(tensor.type.name, prod(tensor.shape)) if count else tensor.nbytes
+    rows: Mapping[str, int] = {
+        "token": WINDOW_TOKENS,
+        "pick": WINDOW_TOKENS * program.top_k,
+        "logits": WINDOW_LOGITS,
+    }
+    layouts = checkpoint.experts.layouts.values()
+    expert = max(map(capabilities.expert_bytes, layouts)) if capabilities.expert_bytes else 0
+    return Sizes(
+        dense=dense,
+        experts=checkpoint.experts.count * sum(layout.nbytes for layout in layouts),
+        kv_position=kv_bytes(kv_type, program.kv_layers, program.kv_width),
+        workspace=expert + sum(4 * b.width * rows[b.rows] for b in program.buffers),
+    )
+
+
+@frozen
+class _Memory:
+    """The host memory to plan with, as `PlanRequest` has it."""
+
+    ram: int
+    origin: str
+    reserve: int
+    degradations: tuple[Degradation, ...] = ()
+
+
+def _memory(settings: Settings, machine: Machine) -> _Memory:
+    available = machine.memory_available
+    if settings.ram_budget is None:
+        return _Memory(available, "available", int(settings.ram_reserve_gib * 2**30))
+    budget = int(settings.ram_budget * 2**30)
+    if budget <= available:
+        return _Memory(budget, "--ram-budget", 0)
+    most = floor(available / 2**30 * 100) / 100
+    clamped = Degradation(
+        what=f"of the {gib(budget)} of --ram-budget only {gib(available)} is used",
+        why="no more memory is available",
+        cost="less fits into memory than was asked for",
+        remedy=f"free memory, or give a --ram-budget of at most {most}",
+    )
+    return _Memory(available, f"available; --ram-budget is {gib(budget)}", 0, (clamped,))
+
+
+def _plan_request(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    memory: _Memory,
+    sizes: Sizes,
+    given: Selection | None,
+) -> PlanRequest:
+    trained = checkpoint.hyper.context
+    if settings.max_context is not None and settings.max_context > trained:
+        raise UsageError(
+            f"--max-context {settings.max_context} is too long",
+            f"{checkpoint.path} was trained on {trained} tokens",
+            f"give at most {trained}",
+        )
+    return PlanRequest(
+        sizes=sizes,
+        ram=memory.ram,
+        ram_origin=memory.origin,
+        reserve=memory.reserve,
+        trained=trained,
+        source=given.name if given else None,
+        source_because=given.because if given else "",
+        context=settings.max_context,
+    )
