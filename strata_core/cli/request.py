@@ -203,8 +203,12 @@ class Request:
 def _interrupts() -> Iterator[None]:
     """Let the first Ctrl-C raise KeyboardInterrupt and any later one kill the process.
 
-    After a first Ctrl-C it stays that way: what is left to do then is to clean up.
+    After a first Ctrl-C it stays that way: what is left to do then is to clean up. A process that
+    was started to ignore Ctrl-C, as shells do with jobs in the background, goes on ignoring it.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
 
     def first(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -202,6 +202,19 @@ def test_text_held_back_is_shown_at_the_end() -> None:
     assert asked.answer == "ab"
 
 
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    ignore = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    ignore += "os.execv(sys.executable, [sys.executable, '-m', 'strata_core', *sys.argv[1:]])"
+    call = ("generate", "demo", "In the", "-n", "40", "--ignore-eos", "-q")
+    child = subprocess.Popen(
+        [sys.executable, "-c", ignore, *call], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    first = child.stdout.read(2)
+    rest, err = stop(child)
+    assert (child.returncode, err) == (0, b"")
+    assert len(first + rest) > 40
+
+
 EARLY = """
 import sys
 
