@@ -1,4 +1,9 @@
-"""The side-by-side script: what it reads, how it counts, and a whole run beside a stand-in."""
+"""The side-by-side script: what it reads, how it counts, and a whole run beside a stand-in.
+
+`strata.json` was recorded from `strata bench --json`. `llama-bench.json` was not recorded: it is
+written in the form of llama-bench's JSON printer (its fields, their order and types), and its
+figures measure nothing.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ STRATA = (HERE / "strata.json").read_text("utf-8")
 PEER = (HERE / "llama-bench.json").read_text("utf-8")
 
 
-# --- recorded output ---------------------------------------------------------------------------
+# --- the programs' output -------------------------------------------------------------------------
 
 
 def test_strata_output() -> None:
@@ -61,7 +66,7 @@ def test_peer_output() -> None:
 
 
 def changed(text: str, **changes: Any) -> str:
-    """The recorded document with other values at "a.b.0" (dots written as __)."""
+    """The document with other values at "a.b.0" (dots written as __)."""
     document = json.loads(text)
     for path, value in changes.items():
         *way, last = [int(p) if p.isdecimal() else p for p in path.strip("_").split("__")]
@@ -168,7 +173,7 @@ def test_processes_take_turns() -> None:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Path:
-    """A program that prints recorded figures, once it was given the flags they belong to."""
+    """A program that prints `llama-bench.json`, once it was given the flags they belong to."""
     file = tmp_path / "llama-bench"
     source = f"""#!{sys.executable}
 import sys
