@@ -1,5 +1,5 @@
 """`python -m strata_core` is the `strata` command."""
 
-from strata_core.cli.main import run
+from strata_core.cli.entry import run
 
 run()

@@ -264,6 +264,10 @@ def make_plan(
 
 def model_path(model: str | Path) -> Path:
     """The path behind MODEL: the shipped file for "demo", else the path itself."""
+    if model == "":
+        raise UsageError(
+            "MODEL is empty", "it would stand for the current folder", "give . for that, or a path"
+        )
     if str(model) == DEMO:
         return Path(__file__).with_name("demo") / "kjv-Q4_0.gguf"
     return Path(model)

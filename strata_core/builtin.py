@@ -77,9 +77,10 @@ def _anywhere(machine: Machine) -> Probe:
 
 
 def _compiles(machine: Machine) -> Probe:
-    from importlib.util import find_spec
-
-    if not machine.observe("module llvmlite", lambda: find_spec("llvmlite") is not None):
+    found = machine.has_module("llvmlite")
+    if found is None:
+        return Unusable("whether the package llvmlite is installed there was not recorded")
+    if not found:
         return Unusable(
             "the package llvmlite, which compiles the kernels, is not installed",
             "pip install llvmlite",

@@ -235,7 +235,9 @@ class _Choice:
             return self._several(left, "all of them are fallbacks")
         if left:
             others = {name: why for name, why in why_not.items() if name != left[0].name}
-            found = _listed(others) if others else "no other is installed"
+            found = _listed(self._real(others)) or (
+                "only fallbacks are installed" if others else "no other is installed"
+            )
             notice = f"{self.role} {left[0].name}, the fallback: {found}"
             return self._selection(left[0], f"the fallback: {found}", others, notice)
         return SelectionError(
@@ -301,6 +303,11 @@ class _Choice:
             else:
                 reasons[offer.name] = otherwise or "a fallback, taken only when nothing else is"
         return reasons
+
+    def _real(self, reasons: Mapping[str, str]) -> dict[str, str]:
+        """Without the usable fallbacks: that they gave way does not say why a fallback is taken."""
+        gave_way = {offer.name for offer in self._usable() if offer.record.fallback}
+        return {name: why for name, why in reasons.items() if name not in gave_way}
 
     def _hints(self) -> str:
         probes = ((offer.name, self.probes[offer.name]) for offer in self.offers)

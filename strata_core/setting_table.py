@@ -233,7 +233,7 @@ SETTINGS: tuple[Setting, ...] = (
         "kv",
         "choice",
         "model",
-        "Type of the stored keys and values. Default: the backend's (reference: fp32).",
+        "Type of the stored keys and values. Default: the backend's (cpu: fp16; reference: fp32).",
         choices=("fp32", "fp16", "int8"),
     ),
     _set(

@@ -13,6 +13,7 @@ from strata_core.cli.console import Console, print_error
 from strata_core.cli.loading import chosen, facts, loaded, notes
 from strata_core.cli.prompt import decoded
 from strata_core.cli.request import Request, request_options
+from strata_core.cli.streams import shared_stdout
 from strata_core.errors import StrataError, UsageError
 from strata_core.setting_table import LOADING
 
@@ -122,12 +123,14 @@ class Talk:
             return None
         if self._typed:
             try:
-                return decoded(input("> ").encode("utf-8", "surrogateescape"), "the turn")
+                with shared_stdout():
+                    line = input("> ")
+                return decoded(line.encode("utf-8", "surrogateescape"), "the turn")
             except EOFError:
                 self.console.line()
                 return None
-        line = sys.stdin.buffer.readline(_LONGEST_LINE)
-        return decoded(line, "the turn").rstrip("\r\n") if line else None
+        read = sys.stdin.buffer.readline(_LONGEST_LINE)
+        return decoded(read, "the turn").rstrip("\r\n") if read else None
 
     def _answer(self) -> Request:
         request = Request.of_options(self.options)

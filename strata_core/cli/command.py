@@ -9,6 +9,7 @@ import click
 from attrs import define
 
 from strata_core.cli.console import Console
+from strata_core.cli.streams import own_stdout
 from strata_core.config import Settings, resolve
 from strata_core.setting_table import SETTINGS, Group, Setting
 
@@ -98,7 +99,8 @@ def command(
             invocation = Invocation(console, flags, given.pop("config"))
             if checked:
                 invocation.settings()
-            return body(invocation, **given) or 0
+            with own_stdout():
+                return body(invocation, **given) or 0
 
         return Command(
             name,

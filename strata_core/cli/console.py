@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from strata_core.cli.streams import write, write_error
+from strata_core.cli.streams import document_written, write, write_document, write_error
 from strata_core.errors import StrataError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Console:
     def document(self, body: dict[str, Any]) -> None:
         """Write the one JSON document; nothing without `json`."""
         if self.json:
-            write(as_json(body))
+            write_document(as_json(body))
 
     def note(self, text: str) -> None:
         """Tell the user something about the run, on stderr; nothing with `json` or `quiet`."""
@@ -58,9 +58,12 @@ def as_json(body: dict[str, Any]) -> str:
 
 
 def print_error(error: StrataError, *, json_wanted: bool) -> None:
-    """An error's three lines on stderr, or the document that holds it on stdout."""
-    if json_wanted:
-        write(as_json({"error": error.as_json()}))
+    """An error's three lines on stderr, or the document that holds it on stdout.
+
+    After a command's document, which stays the only one, it is the three lines.
+    """
+    if json_wanted and not document_written():
+        write_document(as_json({"error": error.as_json()}))
         return
     lines = [f"strata: {error.what}"] + [line for line in (error.why, error.remedy) if line]
     write_error("\n".join(" ".join(line.splitlines()) for line in lines) + "\n")

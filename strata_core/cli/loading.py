@@ -53,5 +53,5 @@ def notes(model: Model) -> list[str]:
 
 
 def chosen(selections: Iterable[Selection]) -> str:
-    """The selections in a few words, e.g. "backend reference, source arena"."""
+    """The selections in a few words, e.g. "backend cpu, source arena"."""
     return ", ".join(f"{item.role} {item.name}" for item in selections)

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from strata_core import __version__
-from strata_core.cli.streams import ReaderGone, discard_output, flush
+from strata_core.cli.streams import ReaderGone, begin, discard_output, flush
 
 INTERRUPTED = 130
 
@@ -109,12 +109,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line given (the process's own by default) and return its exit code."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     own = args[: args.index("--")] if "--" in args else args
+    begin()
     try:
         return _invoke(args or ["--help"])
     except ReaderGone:
         discard_output()
         return 0
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no trace reaches the user
+    except BaseException as error:  # noqa: BLE001 - no trace reaches the user, no plugin ends this
         if "--debug" in own:
             import traceback
 

@@ -14,6 +14,7 @@ from attrs import define, field
 from strata_core.cli.command import SectionedOption
 from strata_core.cli.numbers import real, whole
 from strata_core.cli.progress import TerminalProgress
+from strata_core.cli.prompt import decoded
 from strata_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -142,8 +143,12 @@ class Request:
                 "every text begins with the empty text, so nothing could be generated",
                 "give the text to stop before, or leave --stop out",
             )
+        # What was not UTF-8 on the command line would be a text that no answer contains.
+        stop = tuple(
+            decoded(s.encode("utf-8", "surrogateescape"), "--stop") for s in options["stop"]
+        )
         sampling = Sampling(**{name: options[name] for name in _SAMPLING})
-        return cls(options["max_tokens"], sampling, tuple(options["stop"]), options["ignore_eos"])
+        return cls(options["max_tokens"], sampling, stop, options["ignore_eos"])
 
     @property
     def answer(self) -> str:

@@ -6,16 +6,17 @@ builds what was planned. A failure in any phase undoes the phases before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from math import prod
+from typing import Any, TypeVar
 
 from attrs import frozen
 
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings
 from strata_core.engine.loop import Engine
-from strata_core.errors import Degradations, UsageError
+from strata_core.errors import Degradations, PluginError, StrataError, UsageError
 from strata_core.interfaces import (
     Allocator,
     AllocatorContext,
@@ -25,6 +26,7 @@ from strata_core.interfaces import (
     Executor,
     Limits,
     Progress,
+    Role,
     Source,
     SourceContext,
 )
@@ -34,7 +36,8 @@ from strata_core.machine import Machine
 from strata_core.model.build import build_program
 from strata_core.plan.explain import does_not_fit
 from strata_core.plan.plan import Plan, PlanRequest, Sizes, make_plan
-from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
+from strata_core.plugins import Catalogue, Offer, load_plugins, probe_catalogue
+from strata_core.plugins.guard import describe
 from strata_core.selection import (
     AUTO,
     Selection,
@@ -44,6 +47,11 @@ from strata_core.selection import (
     select_source,
 )
 from strata_core.tokenizer import Tokenizer
+
+_Made = TypeVar("_Made")
+
+CORE = "strata-core"
+"""The distribution whose own failures are told as they are."""
 
 WINDOW_TOKENS = 512
 """Most tokens of one window."""
@@ -140,14 +148,7 @@ def start(
         parts.callback(allocator.close)
         source = _build_source(prepared, allocator, degradations, progress)
         parts.callback(source.close)
-        executor = backend.bind(
-            prepared.program,
-            prepared.checkpoint,
-            prepared.checkpoint.experts,
-            source,
-            prepared.limits,
-            progress,
-        )
+        executor = _bind(prepared, backend, source, progress)
         parts.callback(executor.close)
         engine = Engine(
             executor=executor,
@@ -161,42 +162,78 @@ def start(
 
 
 def _build_backend(prepared: Prepared, degradations: Degradations) -> Backend:
-    record = prepared.catalogue.backend(prepared.backend.name).record
-    return record.build(
-        BackendContext(
-            machine=prepared.machine,
-            options=prepared.settings.options(),
-            degrade=degradations.report,
-        )
+    offer = prepared.catalogue.backend(prepared.backend.name)
+    context = BackendContext(
+        machine=prepared.machine,
+        options=prepared.settings.options(),
+        degrade=degradations.report,
     )
+    return _made("backend", offer, lambda: offer.record.build(context))
 
 
 def _build_allocator(prepared: Prepared, backend: Backend, degradations: Degradations) -> Allocator:
-    record = prepared.catalogue.allocator(prepared.allocator.name).record
-    return record.build(
-        AllocatorContext(
-            machine=prepared.machine,
-            options=prepared.settings.options(),
-            degrade=degradations.report,
-            backend=backend,
-        )
+    offer = prepared.catalogue.allocator(prepared.allocator.name)
+    context = AllocatorContext(
+        machine=prepared.machine,
+        options=prepared.settings.options(),
+        degrade=degradations.report,
+        backend=backend,
     )
+    return _made("allocator", offer, lambda: offer.record.build(context))
 
 
 def _build_source(
     prepared: Prepared, allocator: Allocator, degradations: Degradations, progress: Progress
 ) -> Source:
-    record = prepared.catalogue.source(prepared.source.name).record
-    return record.build(
-        SourceContext(
-            machine=prepared.machine,
-            options=prepared.settings.options(),
-            degrade=degradations.report,
-            experts=prepared.checkpoint.experts,
-            allocator=allocator,
-            progress=progress,
-        )
+    offer = prepared.catalogue.source(prepared.source.name)
+    context = SourceContext(
+        machine=prepared.machine,
+        options=prepared.settings.options(),
+        degrade=degradations.report,
+        experts=prepared.checkpoint.experts,
+        allocator=allocator,
+        progress=progress,
     )
+    return _made("source", offer, lambda: offer.record.build(context))
+
+
+def _bind(prepared: Prepared, backend: Backend, source: Source, progress: Progress) -> Executor:
+    offer = prepared.catalogue.backend(prepared.backend.name)
+    return _made(
+        "backend",
+        offer,
+        lambda: backend.bind(
+            prepared.program,
+            prepared.checkpoint,
+            prepared.checkpoint.experts,
+            source,
+            prepared.limits,
+            progress,
+        ),
+    )
+
+
+def _made(role: Role, offer: Offer[Any], make: Callable[[], _Made]) -> _Made:
+    """What a record makes. Raises PluginError where a plugin raises its own, or makes nothing."""
+
+    def failed(reason: str) -> PluginError:
+        return PluginError(
+            f"{role} {offer.name} of {offer.origin} did not start",
+            reason,
+            f"update or remove that plugin, or choose another {role} with --{role}",
+        )
+
+    try:
+        made = make()
+    except (StrataError, KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        if offer.distribution == CORE:
+            raise
+        raise failed(describe(error)) from error
+    if made is None:
+        raise failed("it gave nothing that could be used")
+    return made
 
 
 # --- what the plan is made from ----------------------------------------------------------------

@@ -200,3 +200,31 @@ def test_text_held_back_is_shown_at_the_end() -> None:
     asked.follow(events, lambda *pair: shown.append(pair), TerminalProgress(shown=False))
     assert shown == [(1, "a"), (2, ""), (None, "b")]
     assert asked.answer == "ab"
+
+
+EARLY = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+        return None
+
+sys.meta_path.insert(0, Interrupt())
+from strata_core.cli.entry import run
+run()
+"""
+
+
+@pytest.mark.parametrize("args", [(), ("--json",), ("--", "--json")])
+def test_ctrl_c_while_the_command_is_imported(args: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, "generate", "demo", "x", *args], capture_output=True
+    )
+    assert done.returncode == 130
+    if args == ("--json",):
+        assert json.loads(done.stdout)["error"]["what"] == "interrupted"
+        assert done.stderr == b""
+    else:
+        assert (done.stdout, done.stderr) == (b"", b"strata: interrupted\n")

@@ -22,8 +22,11 @@ def reference(models: Path) -> dict:
 
 
 @pytest.mark.shared
-def test_greedy_tokens_are_the_reference_models(strata, reference) -> None:
-    result = strata("generate", "demo", PROMPT, "-n", "32", "--ignore-eos", "--json")
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_greedy_tokens_are_the_reference_models(backend, strata, reference) -> None:
+    result = strata(
+        "generate", "demo", PROMPT, "-n", "32", "--ignore-eos", "--backend", backend, "--json"
+    )
     assert result.document["token_ids"] == reference["variants"]["Q4_0"]["greedy"][0]
     assert result.document["prompt_tokens"] == len(reference["prompt_ids"][0])
 
@@ -32,13 +35,36 @@ def test_greedy_tokens_are_the_reference_models(strata, reference) -> None:
 def test_first_logits_are_dumped(strata, models: Path, tmp_path, monkeypatch) -> None:
     file = tmp_path / "first.npy"
     monkeypatch.setenv("STRATA_DUMP_FIRST_LOGITS", str(file))
-    result = strata("generate", "demo", PROMPT, "-n", "1", "--temperature", "1", "--json")
+    args = ("generate", "demo", PROMPT, "-n", "1", "--temperature", "1", "--json")
+    result = strata(*args, "--backend", "reference")
     logits = np.load(file)
     assert logits.dtype == np.float32
     expected = np.load(models / "kjv-moe" / "reference.npz")["Q4_0/logits0"]
     assert np.abs(logits - expected).max() < 2e-4
     digest = hashlib.sha256(logits.astype("<f4").tobytes()).hexdigest()
     assert result.document["first_logits_sha256"] == digest
+
+
+def divergence(expected: np.ndarray, logits: np.ndarray) -> float:
+    """Kullback-Leibler divergence of the distributions of two rows of logits, in nats."""
+
+    def log_softmax(row: np.ndarray) -> np.ndarray:
+        shifted = row.astype(np.float64) - row.max()
+        return shifted - np.log(np.exp(shifted).sum())
+
+    sure, seen = log_softmax(expected), log_softmax(logits)
+    return float((np.exp(sure) * (sure - seen)).sum())
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("kv", "most"), [("fp32", 3e-7), ("fp16", 4e-5)])
+def test_first_logits_of_compiled_kernels(kv, most, strata, models, tmp_path, monkeypatch) -> None:
+    """Activations of 15 bits, and what the type of the stored keys and values costs on top."""
+    file = tmp_path / "first.npy"
+    monkeypatch.setenv("STRATA_DUMP_FIRST_LOGITS", str(file))
+    assert strata("generate", "demo", PROMPT, "-n", "1", "--kv", kv).code == 0
+    expected = np.load(models / "kjv-moe" / "reference.npz")["Q4_0/logits0"]
+    assert divergence(expected, np.load(file)) < most
 
 
 def test_a_dump_that_cannot_be_written(strata, tmp_path, monkeypatch) -> None:
@@ -75,7 +101,7 @@ def test_text_is_the_documents_text(strata) -> None:
     document = strata("generate", "demo", PROMPT, "-n", "9", "--json").document
     assert shown.out == document["text"] + "\n"
     assert "loaded in" in shown.err
-    assert "backend reference" in shown.err
+    assert "backend cpu" in shown.err
 
 
 def test_quiet(strata) -> None:

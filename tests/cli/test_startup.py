@@ -13,7 +13,7 @@ import pytest
 from strata_core import __version__
 from strata_core.cli.main import COMMANDS, LATER, root
 
-HEAVY = ("numpy", "tokenizers", "safetensors", "pluggy", "rich", "jinja2", "numba")
+HEAVY = ("numpy", "tokenizers", "safetensors", "pluggy", "rich", "jinja2", "llvmlite", "numba")
 LISTING = """
 import sys
 from strata_core.cli.main import main

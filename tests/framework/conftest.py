@@ -46,7 +46,10 @@ def install(tmp_path, monkeypatch):
 
 @pytest.fixture
 def make_machine():
-    """make_machine(**facts): a replayed Linux PC without an adapter, but for the facts given."""
+    """make_machine(**facts): a replayed Linux PC without an adapter, but for the facts given.
+
+    All that core depends on is installed there.
+    """
 
     def make(**facts: object) -> Machine:
         plain: dict[str, object] = {
@@ -60,6 +63,7 @@ def make_machine():
             "ram_available": 60 << 30,
             "page_size": 4096,
             "adapters": (),
+            "observed": {"module:llvmlite": True},
             "replayed": True,
         }
         return Machine(**{**plain, **facts})

@@ -9,10 +9,11 @@ from types import ModuleType
 import pytest
 
 from strata_core import builtin
-from strata_core.interfaces import API, Usable
+from strata_core.interfaces import API, Unusable, Usable
 from strata_core.plugins import load_plugins
 
 BUILDS = [
+    ("backend", "cpu", "strata_core.kernels.cpu.backend"),
     ("backend", "reference", "strata_core.kernels.reference_backend"),
     ("allocator", "host", "strata_core.memory.host"),
     ("source", "arena", "strata_core.sources.arena"),
@@ -41,11 +42,33 @@ def test_the_records_serve_every_machine(make_machine):
         *builtin.strata_allocators(),
         *builtin.strata_expert_sources(),
     ]
-    assert [record.name for record in records] == ["reference", "host", "arena", "mmap"]
-    assert [record.fallback for record in records] == [True, False, False, False]
+    assert [record.name for record in records] == ["cpu", "reference", "host", "arena", "mmap"]
+    assert [record.fallback for record in records] == [True, True, False, False, False]
+    assert [record.supersedes for record in records] == [("reference",), (), (), (), ()]
     for machine in (make_machine(), make_machine(os="windows", architecture="aarch64")):
         assert {type(record.probe(machine)) for record in records} == {Usable}
     assert {record.api for record in records} == {API}
+
+
+@pytest.mark.parametrize(
+    ("observed", "answer"),
+    [
+        ({"module:llvmlite": True}, Usable("x86_64, 8 cores")),
+        (
+            {"module:llvmlite": False},
+            Unusable(
+                "the package llvmlite, which compiles the kernels, is not installed",
+                "pip install llvmlite",
+            ),
+        ),
+        ({}, Unusable("whether the package llvmlite is installed there was not recorded")),
+    ],
+)
+def test_cpu_needs_its_compiler(observed, answer, make_machine):
+    cpu, reference = builtin.strata_backends()
+    machine = make_machine(observed=observed)
+    assert cpu.probe(machine) == answer
+    assert reference.probe(machine) == Usable("linux x86_64")
 
 
 @pytest.mark.parametrize(
@@ -63,8 +86,8 @@ def test_importing_the_framework_is_light(modules):
     """Each by itself, so that no order of imports is needed; no plugin and nothing heavy comes."""
     code = (
         f"import sys, {modules}\n"
-        "heavy = {'numpy', 'rich', 'tokenizers', 'safetensors', 'numba', 'jinja2', 'strata_cuda',"
-        " 'strata_hip', 'strata_wsl'}\n"
+        "heavy = {'numpy', 'rich', 'tokenizers', 'safetensors', 'llvmlite', 'numba', 'jinja2',"
+        " 'strata_cuda', 'strata_hip', 'strata_wsl'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -79,9 +102,9 @@ def test_loading_and_reading_the_machine_import_nothing_heavy_either():
         "from strata_core.machine import read_machine\n"
         "from strata_core.plugins import load_plugins, probe_catalogue\n"
         "probe_catalogue(load_plugins([]), read_machine())\n"
-        "print('numpy' in sys.modules)"
+        "print({'numpy', 'llvmlite'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")

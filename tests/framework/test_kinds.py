@@ -15,7 +15,7 @@ from strata_core.interfaces import Unusable, Usable
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
 from strata_core.selection import select_backend
 
-BUILT_IN = {"backend": {"reference"}, "allocator": {"host"}, "source": {"arena", "mmap"}}
+BUILT_IN = {"backend": {"cpu", "reference"}, "allocator": {"host"}, "source": {"arena", "mmap"}}
 
 OFFERS = {
     "good": {"backend": {"dummy"}, "allocator": {"dummy-memory"}, "source": {"dummy-source"}},
@@ -118,7 +118,7 @@ def test_all_of_them_are_probed_and_selected_from(points, make_machine, capfd):
     probes = probe_catalogue(catalogue, make_machine(), seconds=0.3)
     slow_probe.GATE.set()
     assert capfd.readouterr().out == ""
-    assert probes["backend"].keys() == {"reference", "own", "slow", "talkative"}
+    assert probes["backend"].keys() == {"cpu", "reference", "own", "slow", "talkative"}
     assert isinstance(probes["backend"]["slow"], Unusable)
     assert probes["backend"]["own"] == Usable("always")
     several = select_backend(catalogue.backends, catalogue.broken, probes["backend"])
@@ -134,18 +134,24 @@ def test_all_of_them_are_probed_and_selected_from(points, make_machine, capfd):
     )
 
 
-def test_a_plugin_that_takes_a_built_in_name_costs_both_until_it_is_blocked(install, make_machine):
+@pytest.mark.parametrize(("taken", "left"), [("cpu", "reference"), ("reference", "cpu")])
+def test_a_plugin_that_takes_a_built_in_name_costs_both_until_it_is_blocked(
+    install, make_machine, taken, left
+):
     from strata_dummy import records
 
     entry_points = install("good")
     good = entry_points[0].load()
-    good.records = _Renaming(records, "reference")
+    good.records = _Renaming(records, taken)
     catalogue = load_plugins(entry_points)
-    assert names(catalogue)["backend"] == set()
+    assert names(catalogue)["backend"] == {left}
     assert [item.distribution for item in catalogue.broken] == ["strata-core", "strata-dummy-good"]
-    refused = select_backend(catalogue.backends, catalogue.broken, {})
+    probes = probe_catalogue(catalogue, make_machine())
+    refused = select_backend(catalogue.backends, catalogue.broken, probes["backend"])
     assert "strata-dummy-good 1.2" in refused.why
-    assert refused.remedy == "repair, remove or block that plugin; then try again"
+    assert refused.remedy == (
+        f"repair, remove or block that plugin; go on without with --backend {left}"
+    )
     blocked = load_plugins(entry_points, blocked=["strata-dummy-good"])
     assert names(blocked) == BUILT_IN
     assert blocked.broken == ()

@@ -258,7 +258,7 @@ def read_document():
 
 @pytest.fixture
 def live(make_machine):
-    return make_machine(replayed=False)
+    return make_machine(replayed=False, observed={})
 
 
 def test_an_observation_is_asked_once_and_answers_as_json_does(live):

@@ -211,6 +211,7 @@ CARD = {
             "devices": [{"name": "A card", "capability": [8, 9], "memory": 24 << 30}],
         },
         "module:cupy": False,
+        "module:llvmlite": True,
     },
 }
 
@@ -237,7 +238,7 @@ def test_a_plugin_that_does_not_import(distribution, strata, tmp_path, monkeypat
     found = distribution(project)
     code, out = strata(found, {}, "plugins")
     assert (code, end(out)) == (2, shown("torn"))
-    assert strata(found, {}, "plugins", "--backend", "reference")[0] == 0
+    assert strata(found, {}, "plugins", "--backend", "cpu")[0] == 0
     monkeypatch.setenv("STRATA_BLOCK_PLUGINS", "torn")
     code, out = strata(found, {}, "plugins")
     assert (code, end(out)) == (0, "blocked: torn (strata-torn: torn)\n")
@@ -283,7 +284,7 @@ def test_without_supersedes_it_is_one_of_several(smallest, make_machine):
         for offer in catalogue.allocators
     ]
     probes = probe_catalogue(catalogue, make_machine())["allocator"]
-    refused = select_allocator(offers, (), probes, "reference")
+    refused = select_allocator(offers, (), probes, "cpu")
     assert refused.what == "several allocators can be used: host, populated"
     assert refused.remedy == "choose with --allocator host or --allocator populated"
 

@@ -15,7 +15,11 @@ def test_every_offer_has_an_answer(install, make_machine):
     probes = probe_catalogue(catalogue, make_machine())
     here = Usable("linux x86_64")
     assert probes == {
-        "backend": {"dummy": Usable("always"), "reference": here},
+        "backend": {
+            "cpu": Usable("x86_64, 8 cores"),
+            "dummy": Usable("always"),
+            "reference": here,
+        },
         "allocator": {"dummy-memory": Usable("always"), "host": here},
         "source": {"arena": here, "dummy-source": Usable("always"), "mmap": here},
     }

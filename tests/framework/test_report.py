@@ -17,7 +17,7 @@ def report(catalogue, machine, backend="auto"):
     selections = {
         "backend": select_backend(catalogue.backends, catalogue.broken, probes["backend"], backend),
         "allocator": select_allocator(
-            catalogue.allocators, catalogue.broken, probes["allocator"], "reference"
+            catalogue.allocators, catalogue.broken, probes["allocator"], "cpu"
         ),
         "source": select_source(
             catalogue.sources, catalogue.broken, probes["source"], "auto", "gguf", "mmap", "it fits"
@@ -31,7 +31,7 @@ def test_offers_selections_and_blocked_names(install, make_machine):
     shown = report(load_plugins(entry_points, blocked=["exits"]), make_machine())
     assert json.loads(json.dumps(shown)) == shown
     assert shown["api"] == list(API)
-    assert shown["backends"][0] == {
+    assert shown["backends"][1] == {
         "name": "dummy",
         "summary": "A dummy",
         "distribution": "strata-dummy-good",
@@ -46,19 +46,22 @@ def test_offers_selections_and_blocked_names(install, make_machine):
     }
     host = next(item for item in shown["allocators"] if item["name"] == "host")
     assert (host["serves"], host["usable"], host["detail"]) == (
-        ["reference"],
+        ["cpu", "reference"],
         True,
         "linux x86_64",
     )
     assert [item["name"] for item in shown["sources"] if item["selected"]] == ["mmap"]
     assert shown["selections"]["backend"] == {
         "role": "backend",
-        "name": "reference",
+        "name": "cpu",
         "distribution": "strata-core",
         "version": __version__,
         "because": "the fallback: dummy: no card",
-        "runners_up": [{"name": "dummy", "reason": "no card"}],
-        "notice": "backend reference, the fallback: dummy: no card",
+        "runners_up": [
+            {"name": "dummy", "reason": "no card"},
+            {"name": "reference", "reason": "superseded by cpu"},
+        ],
+        "notice": "backend cpu, the fallback: dummy: no card",
     }
     assert shown["blocked"] == [{"name": "exits", "entry_points": ["strata-dummy-exits: exits"]}]
     assert shown["broken"] == []
@@ -94,5 +97,5 @@ def test_auto_stops_where_a_plugin_did_not_load(install, make_machine):
     shown = report(load_plugins(install("import_error")), make_machine())
     error = shown["selections"]["backend"]["error"]
     assert error["what"].startswith("no backend was chosen, because a plugin")
-    assert error["remedy"].endswith("--backend reference")
+    assert error["remedy"].endswith("--backend cpu")
     assert not any(item["selected"] for item in shown["backends"])

@@ -159,6 +159,18 @@ def test_the_fallback_comes_with_one_visible_line():
     assert "\n" not in result.notice
 
 
+def test_a_fallback_that_gave_way_is_no_reason_for_the_one_that_is_taken():
+    offers = [backend("c", supersedes=("d",), fallback=True), backend("d", fallback=True)]
+    probes = {"c": Usable(), "d": Usable()}
+    result = chosen(select_backend(offers, (), probes))
+    assert result.notice == "backend c, the fallback: only fallbacks are installed"
+    assert result.runners_up == (("d", "superseded by c"),)
+    broken_compiler = {"c": Unusable("no compiler"), "d": Usable()}
+    assert chosen(select_backend(offers, (), broken_compiler)).notice == (
+        "backend d, the fallback: c: no compiler"
+    )
+
+
 def test_chosen_raises_the_error():
     with pytest.raises(SelectionError, match="no backend is installed"):
         chosen(select_backend([], (), {}))

@@ -29,6 +29,7 @@ RED, BLUE = Adapter("0x00ed", "0x0001"), Adapter("0xb10e", "0x0001")
 
 MACHINES = {
     "bare": {},
+    "lean": {"observed": {"module:llvmlite": False}},
     "red": {"adapters": (RED,)},
     "blue": {"adapters": (BLUE,)},
     "both": {"adapters": (RED, BLUE)},
@@ -132,6 +133,7 @@ def entry_point(name: str, monkeypatch) -> metadata.EntryPoint:
 NO_TORN = "strata-torn 2.0 (torn): ModuleNotFoundError: No module named 'strata_table_torn'"
 TWINS = "backend 'red' is offered by strata-red 2.0 (red) and by strata-twin 2.0 (twin)"
 NEITHER = "the fallback: blue: no blue adapter; red: no red adapter"
+NO_LLVM = "cpu: the package llvmlite, which compiles the kernels, is not installed"
 NO_RED = "the fallback: red: no red adapter; ruby: no red adapter"
 ONLY_BACKEND = "the only backend usable here that is no fallback"
 ONLY_ALLOCATOR = "the only allocator usable here"
@@ -140,9 +142,22 @@ LISTS = "a plugin that is not installed may offer it; `strata plugins` lists wha
 
 BACKENDS = [
     # machine, plugins, --backend -> name and because, or what / why / remedy
-    ("bare", "", "auto", ("reference", "the fallback: no other is installed")),
+    ("bare", "", "auto", ("cpu", "the fallback: only fallbacks are installed")),
+    ("bare", "", "cpu", ("cpu", "named by --backend")),
     ("bare", "", "reference", ("reference", "named by --backend")),
-    ("bare", "red blue", "auto", ("reference", NEITHER)),
+    ("lean", "", "auto", ("reference", f"the fallback: {NO_LLVM}")),
+    ("lean", "", "cpu", (
+        "backend 'cpu' cannot be used",
+        "the package llvmlite, which compiles the kernels, is not installed",
+        "pip install llvmlite; usable here: reference",
+    )),
+    ("lean", "red", "auto", ("reference", f"the fallback: {NO_LLVM}; red: no red adapter")),
+    ("lean", "torn", "auto", (
+        "no backend was chosen, because a plugin that may offer one did not load",
+        NO_TORN,
+        "repair, remove or block that plugin; go on without with --backend reference",
+    )),
+    ("bare", "red blue", "auto", ("cpu", NEITHER)),
     ("red", "red", "auto", ("red", ONLY_BACKEND)),
     ("red", "red blue", "auto", ("red", ONLY_BACKEND)),
     ("red", "red blue", "reference", ("reference", "named by --backend")),
@@ -150,7 +165,7 @@ BACKENDS = [
     ("both", "red blue", "blue", ("blue", "named by --backend")),
     ("red", "red ruby", "auto", ("ruby", "usable here, and it supersedes red")),
     ("red", "red ruby", "red", ("red", "named by --backend")),
-    ("bare", "red ruby", "auto", ("reference", NO_RED)),
+    ("bare", "red ruby", "auto", ("cpu", NO_RED)),
     ("red", "red torn", "auto", ("red", ONLY_BACKEND)),
     ("bare", "torn", "reference", ("reference", "named by --backend")),
     ("both", "red blue", "auto", (
@@ -159,38 +174,38 @@ BACKENDS = [
         "choose with --backend blue or --backend red",
     )),
     ("bare", "old", "auto", (
-        "several backends can be used: ancient, reference",
+        "several backends can be used: ancient, cpu",
         "all of them are fallbacks",
-        "choose with --backend ancient or --backend reference",
+        "choose with --backend ancient or --backend cpu",
     )),
     ("bare", "torn", "auto", (
         "no backend was chosen, because a plugin that may offer one did not load",
         NO_TORN,
-        "repair, remove or block that plugin; go on without with --backend reference",
+        "repair, remove or block that plugin; go on without with --backend cpu",
     )),
     ("blue", "red torn", "auto", (
         "no backend was chosen, because a plugin that may offer one did not load",
         NO_TORN,
-        "repair, remove or block that plugin; go on without with --backend reference",
+        "repair, remove or block that plugin; go on without with --backend cpu",
     )),
     ("blue", "red", "red", (
         "backend 'red' cannot be used",
         "no red adapter",
-        "plug one in for red; usable here: reference",
+        "plug one in for red; usable here: cpu, reference",
     )),
     ("red", "red", "rde", (
         "there is no backend 'rde'",
-        "there are red, reference",
+        "there are cpu, red, reference",
         f"did you mean --backend red? {LISTS}",
     )),
     ("red", "red torn", "zzz", (
         "there is no backend 'zzz'",
-        f"there are red, reference; plugins that did not load: {NO_TORN}",
+        f"there are cpu, red, reference; plugins that did not load: {NO_TORN}",
         LISTS,
     )),
     ("bare", "", "aut", (
         "there is no backend 'aut'",
-        "there are reference",
+        "there are cpu, reference",
         f"did you mean --backend auto? {LISTS}",
     )),
     ("red", "red twin", "red", (
@@ -201,13 +216,14 @@ BACKENDS = [
     ("red", "red twin", "auto", (
         "no backend was chosen, because a plugin that may offer one did not load",
         f"strata-red 2.0 (red): {TWINS}; strata-twin 2.0 (twin): {TWINS}",
-        "repair, remove or block that plugin; go on without with --backend reference",
+        "repair, remove or block that plugin; go on without with --backend cpu",
     )),
     ("both", "red twin blue", "auto", ("blue", ONLY_BACKEND)),
 ]  # fmt: skip
 
 ALLOCATORS = [
     # machine, plugins, backend chosen, --allocator -> as above
+    ("bare", "red blue window", "cpu", "auto", ("host", ONLY_ALLOCATOR)),
     ("bare", "red blue window", "reference", "auto", ("host", ONLY_ALLOCATOR)),
     ("red", "red blue window", "red", "auto", ("red-pinned", ONLY_ALLOCATOR)),
     ("wsl", "red blue window", "red", "auto", (
@@ -215,6 +231,7 @@ ALLOCATORS = [
         "usable here, and it supersedes red-pinned",
     )),
     ("wsl", "red blue window", "red", "red-pinned", ("red-pinned", "named by --allocator")),
+    ("wsl", "red blue window", "cpu", "auto", ("host", ONLY_ALLOCATOR)),
     ("wsl", "red blue window", "reference", "auto", ("host", ONLY_ALLOCATOR)),
     ("red", "red window", "red", "window", (
         "allocator 'window' cannot be used",
@@ -223,12 +240,12 @@ ALLOCATORS = [
     )),
     ("both", "red blue", "red", "host", (
         "allocator 'host' cannot be used",
-        "it serves reference, not red",
+        "it serves cpu, reference, not red",
         "use --allocator auto, or one of red-pinned",
     )),
     ("red", "ruby", "ruby", "auto", (
         "no allocator that serves ruby can be used on this machine",
-        "host: serves reference, not ruby",
+        "host: serves cpu, reference, not ruby",
         "install a plugin that offers one; `strata plugins` lists what there is",
     )),
     ("red", "ruby torn", "ruby", "auto", (
@@ -238,7 +255,7 @@ ALLOCATORS = [
     )),
     ("bare", "red", "red", "auto", (
         "no allocator that serves red can be used on this machine",
-        "host: serves reference, not red; red-pinned: no red adapter",
+        "host: serves cpu, reference, not red; red-pinned: no red adapter",
         "red-pinned: plug one in for red",
     )),
 ]  # fmt: skip
