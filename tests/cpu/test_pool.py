@@ -1,5 +1,6 @@
 """The pool: every unit once, phases in order, sleeping and waking, many rounds in a row."""
 
+import ctypes
 import threading
 import time
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from strata_core.errors import EngineError
-from strata_core.kernels.cpu.emit import I64
+from strata_core.kernels.cpu.emit import F32, I64
 from strata_core.kernels.cpu.jit import Compiler
 from strata_core.kernels.cpu.pool import Phase, Pool, Schedule, StepCall
 from strata_core.kernels.cpu.steps import step
@@ -133,6 +134,44 @@ def test_rounds_that_begin_while_workers_fall_asleep(compiler, code):
     assert done.is_set()
     pool.close()
     assert (cells == 900).all()
+
+
+def test_denormals_are_kept_whatever_the_thread_had(compiler):
+    """A caller with flush-to-zero gets the contract's floats, and its own word back."""
+    if not compiler.target.triple.startswith("x86_64"):
+        pytest.skip("the control word is x86's")
+    module = compiler.module("control")
+    with step(module, "halve", ("x", "word")) as (e, a, begin, end), e.loop(begin, end) as u:
+        e.store(e.load(F32, a.x + u * 4) * 0.5, a.x + u * 4)
+    for name in ("stmxcsr", "ldmxcsr"):
+        with step(module, name, ("word",)) as (e, a, begin, end):
+            e.control_word(name, a.word)
+    code = compiler.compile(module)
+    word, block = np.array([0], np.uint32), np.zeros(1, np.int64)
+    block[0] = word.ctypes.data
+
+    def control(name):
+        function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(code.address(name))
+        function(block.ctypes.data, 0, 1)
+
+    work = Work(code)
+    x = np.full(64, 2.0**-140, np.float32)
+    schedule = Schedule.of([Phase((work.step("halve", 64, x, 0),), side_by_side=True)])
+    control("stmxcsr")
+    own = int(word[0])
+    pool = Pool(compiler, 2)
+    try:
+        word[0] = own | 0x8040
+        control("ldmxcsr")
+        pool.run(schedule)
+        control("stmxcsr")
+        flushing = int(word[0]) & 0x8040
+    finally:
+        word[0] = own
+        control("ldmxcsr")
+        pool.close()
+    assert (x == np.float32(2.0**-141)).all()
+    assert flushing == 0x8040
 
 
 def test_an_empty_round_and_closing_twice(compiler):

@@ -124,7 +124,7 @@ def test_random_rows_equal_the_exact_mode(kernels, name, seed, groups, rows):
 
 def test_one_plane_has_the_golden_bits(tools, cache):
     kernels = tools.kernels(None, cache, exact_quant.ONE_PLANE)
-    for name in QUANTISED:
+    for name in ("Q8_0", "Q4_K", "Q5_1"):
         g = golden(name)
         pack, xs = kernels.quantise(g["x"])
         out = kernels.linear(name, g["weight"], 11, g["x"].shape[1] // 32, 3, xs)

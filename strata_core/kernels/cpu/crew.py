@@ -133,6 +133,7 @@ def _emit_phases(module: ir.Module, target: Target) -> None:
     function.linkage = "internal"
     function.attributes.add("noinline")
     e = Emit(module, function)
+    before = _set_control_word(e, target)
     crew = e.args[0]
     phases = e.load(I64, _word(crew, "phases"), align=8)
     threads = e.load(I64, _word(crew, "threads"), align=8)
@@ -152,7 +153,28 @@ def _emit_phases(module: ir.Module, target: Target) -> None:
         with e.forever() as leave_if:
             leave_if(e.load_acquire(arrived) >= wanted)
             _look_again(e, target, crew, looks)
+    if before is not None:
+        e.control_word("ldmxcsr", before)
     e.finish()
+
+
+ROUND_TO_NEAREST = 0x1F80
+"""x86's control word: to nearest, denormals kept, no exceptions raised."""
+
+
+def _set_control_word(e: Emit, target: Target) -> V | None:
+    """Floats as docs/arithmetic.md wants them, whatever this thread had; where the old word is.
+
+    Other libraries switch on flush-to-zero in the threads they run in, and new threads inherit it.
+    Elsewhere than on x86 the system's default is already the right one.
+    """
+    if not target.triple.startswith("x86_64"):
+        return None
+    before, wanted = e.scratch(4, 4), e.scratch(4, 4)
+    e.control_word("stmxcsr", before)
+    e.store(e.const(I32, ROUND_TO_NEAREST), wanted, align=4)
+    e.control_word("ldmxcsr", wanted)
+    return before
 
 
 def _call_step(e: Emit, step: V, first: V, last: V) -> None:

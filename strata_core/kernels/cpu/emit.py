@@ -313,6 +313,11 @@ class Emit:
         pointer = self.b.inttoptr(address.raw, kind.as_pointer())
         return V(self, self.b.call(pointer, [a.raw for a in args]))
 
+    def control_word(self, instruction: str, address: V) -> None:
+        """x86 only: `stmxcsr` stores the thread's float control word, `ldmxcsr` sets it."""
+        fn = self.declare(f"llvm.x86.sse.{instruction}", VOID, [POINTER])
+        self.b.call(fn, [self.b.inttoptr(address.raw, POINTER)])
+
     # words shared between threads
 
     def load_acquire(self, address: V, order: str = "acquire") -> V:

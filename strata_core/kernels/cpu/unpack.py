@@ -247,7 +247,8 @@ def _q6_k(e: Emit, target: Target, s: _Super, b: int) -> tuple[V, V]:
         four = four >> 4 if k >= 2 else four & 15
         two = _wide(e, target, s, 128 + 32 * group + 16 * part)
         two = (two << (4 - 2 * k) if k <= 2 else two >> 2) & 0x30
-        scale = e.splat(e.load(I8, s.p, 192 + 2 * b + part).sext(I16), 16)
+        scales = s.once("scales", lambda: e.load(I8X16, s.p, 192).sext(I16X16))
+        scale = scales.shuffle(None, [2 * b + part] * 16)
         scaled.append(((four | two) - 32) * scale)
     return scaled[0], scaled[1]
 
