@@ -191,6 +191,8 @@ ABSURD: list[tuple[str, Any, str]] = [
     ("attention.layer_norm_rms_epsilon", None, ""),
     ("rope.freq_base", float("inf"), ""),
     ("rope.freq_base", 0.0, ""),
+    ("rope.freq_base", 1.0, ""),
+    ("rope.freq_base", 0.5, ""),
     ("rope.dimension_count", 63, ""),
     ("rope.dimension_count", 128, ""),
     ("rope.scaling.type", "longrope", ""),
