@@ -39,7 +39,7 @@ def test_families(tmp_path: Path, family: str) -> None:
         if attribute.name != "name":
             ours = getattr(checkpoint.hyper, attribute.name)
             assert ours == getattr(hyper, attribute.name), attribute.name
-    assert checkpoint.has("attn_q_bias", 0) is (family == "qwen2_moe")
+    assert (("attn_q_bias", 0) in checkpoint.tensors) is (family == "qwen2_moe")
     assert checkpoint.unclaimed == ()
     assert checkpoint.form == "hub"
 
@@ -104,7 +104,7 @@ def test_tied_head_stored_beside_the_embedding(tmp_path: Path) -> None:
     write_tiny_hub(tmp_path, hyper=small(), config={"tie_word_embeddings": True})
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.hyper.tied
-    assert not checkpoint.has("output")
+    assert ("output", None) not in checkpoint.tensors
     assert checkpoint.unclaimed == ("lm_head.weight",)
 
 
