@@ -60,8 +60,7 @@ class Capabilities:
 
     `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement.
     `dense_bytes(type, elements)` is the memory that dense weights take in it (None: as stored);
-    `expert_bytes(layout)` what it holds of one expert, beside the blob, while it computes it (None:
-    nothing).
+    `expert_bytes(layout)` what it holds of an expert being computed, beside the blob (None: 0).
     """
 
     types: frozenset[str] | None = None
