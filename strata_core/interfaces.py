@@ -60,8 +60,7 @@ class Capabilities:
 
     `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement.
     `dense_bytes(type, elements)` is the memory that dense weights take in it (None: as stored);
-    `expert_bytes(layout)` what it holds of one expert, beside the blob, while it computes it (None:
-    nothing).
+    `expert_bytes(layout)` what it holds of an expert being computed, beside the blob (None: 0).
     """
 
     types: frozenset[str] | None = None
@@ -117,8 +116,7 @@ class SourceRecord:
 
     `claims(form)` may return True where this source alone can read the model in hand; a source
     that claims nothing is used only when `--source` names it. `form` is the checkpoint's form:
-    "gguf", "hub", "pack", or what a plugin calls its own. The other fields are as in
-    `BackendRecord`.
+    "gguf", "hub", "pack", or what a plugin calls its own. Other fields are as in `BackendRecord`.
     """
 
     name: str
@@ -412,8 +410,7 @@ class Executor(Protocol):
     def run(self, window: Window) -> np.ndarray:
         """Compute one window; float32 logits [R, vocabulary], valid until the next run.
 
-        After an error the sequences in the window hold no valid state and must be closed or
-        restored to a snapshot taken before.
+        After an error its sequences hold no valid state: close them or restore a snapshot.
         """
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
 
 from strata_core.checkpoint.hyper import Hyper
 from strata_core.errors import CheckpointError
@@ -17,6 +16,7 @@ MAX_EXPERTS = 1 << 16
 MAX_WIDTH = 1 << 20
 MAX_VOCABULARY = 1 << 24
 MAX_CONTEXT = 1 << 30
+MAX_ROPE = 1e6
 
 _RANGES: dict[str, tuple[int, int]] = {
     "layers": (1, MAX_LAYERS),
@@ -64,24 +64,24 @@ def check_hyper(hyper: Hyper, bad: Bad) -> Hyper:
 
 def _check_rope(hyper: Hyper, bad: Bad) -> None:
     rope = hyper.rope
-    if not (isfinite(rope.theta) and 0.0 < rope.theta < 1e30):
-        raise bad("rope.theta", f"{rope.theta}; a positive finite number is needed")
+    if not 1.0 < rope.theta < 1e30:
+        # With a base of 1 all pairs would turn alike, and its logarithm divides in YaRN.
+        raise bad("rope.theta", f"{rope.theta}; above 1 and below 10^30 is possible")
     if not 0 < rope.dim <= hyper.head_dim or rope.dim % 2:
         raise bad("rope.dim", f"{rope.dim} of a head's {hyper.head_dim} elements cannot be rotated")
     if rope.scaling == "none":
         return
-    if not (isfinite(rope.factor) and 1.0 <= rope.factor <= 1e6):
+    if not 1.0 <= rope.factor <= MAX_ROPE:
         raise bad("rope.factor", f"{rope.factor}; 1 to 10^6 is possible")
     if rope.scaling == "linear":
         return
     if not 0 < rope.original_context <= MAX_CONTEXT:
         raise bad("rope.original_context", f"{rope.original_context}; a trained length is needed")
-    if not (isfinite(rope.beta_fast) and isfinite(rope.beta_slow)) or not (
-        rope.beta_fast > rope.beta_slow > 0.0
-    ):
-        raise bad("rope.beta_fast", f"{rope.beta_fast} must exceed beta_slow {rope.beta_slow} > 0")
-    if rope.theta <= 1.0:
-        raise bad("rope.theta", f"{rope.theta}; yarn scaling needs more than 1")
+    for name, turns in (("rope.beta_slow", rope.beta_slow), ("rope.beta_fast", rope.beta_fast)):
+        if not 1 / MAX_ROPE <= turns <= MAX_ROPE:
+            raise bad(name, f"{turns}; 10^-6 to 10^6 is possible")
+    if rope.beta_fast <= rope.beta_slow:
+        raise bad("rope.beta_fast", f"{rope.beta_fast} must exceed beta_slow {rope.beta_slow}")
     attention = rope.attention_factor
-    if attention is not None and not 0.0 < attention <= 1e6:
-        raise bad("rope.attention_factor", f"{attention}; above 0 up to 10^6 is possible")
+    if attention is not None and not 1 / MAX_ROPE <= attention <= MAX_ROPE:
+        raise bad("rope.attention_factor", f"{attention}; 10^-6 to 10^6 is possible")

@@ -38,6 +38,7 @@ _KEYS = {
     "rope.factor": "rope.scaling.factor",
     "rope.original_context": "rope.scaling.original_context_length",
     "rope.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope.beta_slow": "rope.scaling.yarn_beta_slow",
     "rope.attention_factor": "rope.scaling.attn_factor",
     "sliding_window": "attention.sliding_window",
 }
@@ -209,8 +210,8 @@ def _rope(metadata: Metadata, prefix: str, head_dim: int, context: int) -> Rope:
         "yarn",
         factor,
         metadata.integer(prefix + _KEYS["rope.original_context"], context),
-        metadata.real(prefix + "rope.scaling.yarn_beta_fast", 32.0),
-        metadata.real(prefix + "rope.scaling.yarn_beta_slow", 1.0),
+        metadata.real(prefix + _KEYS["rope.beta_fast"], 32.0),
+        metadata.real(prefix + _KEYS["rope.beta_slow"], 1.0),
         attention,
     )
 

@@ -29,6 +29,13 @@ _KEYS = {
     "dense_ffn": ("intermediate_size",),
     "shared_ffn": ("shared_expert_intermediate_size",),
     "norm_eps": ("rms_norm_eps",),
+    "rope.theta": ("rope_theta",),
+    "rope.dim": ("partial_rotary_factor",),
+    "rope.factor": ("factor",),
+    "rope.original_context": ("original_max_position_embeddings",),
+    "rope.beta_fast": ("beta_fast",),
+    "rope.beta_slow": ("beta_slow",),
+    "rope.attention_factor": ("attention_factor",),
     "sliding_window": ("sliding_window",),
     "bos": ("bos_token_id",),
     "eos": ("eos_token_id",),
@@ -95,7 +102,7 @@ def _whole(config: Config, name: str, default: int | None = None) -> int:
 
 
 def _key(name: str) -> str:
-    return " or ".join(_KEYS.get(name, (f"rope_parameters ({name})",)))
+    return " or ".join(_KEYS[name])
 
 
 def _family(config: Config) -> Family:

@@ -62,10 +62,6 @@ class Checkpoint:
         """The files that hold the weights, in shard order."""
         return tuple(file.path for file in self.mapped)
 
-    def has(self, role: str, layer: int | None = None) -> bool:
-        """Whether the model has a dense tensor of that role (in that layer)."""
-        return (role, layer) in self.tensors
-
     def tensor(self, role: str, layer: int | None = None) -> Tensor:
         """The dense tensor of a role. Raises CheckpointError naming role and tensor."""
         found = self.tensors.get((role, layer))

@@ -1,1 +1,4 @@
 """The `strata` command."""
+
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended."""

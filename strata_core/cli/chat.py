@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import define, field
 
+from strata_core.cli import INTERRUPTED
 from strata_core.cli.command import Invocation, command, model_argument
 from strata_core.cli.console import Console, print_error
 from strata_core.cli.loading import chosen, facts, loaded, notes
@@ -20,7 +21,6 @@ from strata_core.setting_table import LOADING
 if TYPE_CHECKING:
     from strata_core.api import Model
 
-_INTERRUPTED = 130
 _LONGEST_LINE = 1 << 20
 
 
@@ -56,7 +56,7 @@ def command_object(
             invocation.console.note(line)
         interrupted = talk.go_on()
         invocation.console.document({"messages": talk.messages, **facts(running)})
-    return _INTERRUPTED if interrupted else 0
+    return INTERRUPTED if interrupted else 0
 
 
 @define

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from strata_core.cli import INTERRUPTED
 from strata_core.cli.command import Invocation, command, model_argument
 from strata_core.cli.console import Console
 from strata_core.cli.loading import chosen, facts, loaded, notes
@@ -16,8 +17,6 @@ from strata_core.setting_table import LOADING
 
 if TYPE_CHECKING:
     from strata_core.api import Model
-
-_INTERRUPTED = 130
 
 
 @command(
@@ -52,7 +51,7 @@ def command_object(
         invocation.console.document(_document(running, request, took))
         for line in _summary(running, request):
             invocation.console.note(line)
-    return _INTERRUPTED if request.interrupted else 0
+    return INTERRUPTED if request.interrupted else 0
 
 
 def _run(console: Console, model: Model, prompt: str | tuple[int, ...], request: Request) -> None:

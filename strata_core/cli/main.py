@@ -15,9 +15,8 @@ from typing import Any
 import click
 
 from strata_core import __version__
+from strata_core.cli import INTERRUPTED
 from strata_core.cli.streams import ReaderGone, begin, discard_output, flush
-
-INTERRUPTED = 130
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("generate", "Continue a prompt."),

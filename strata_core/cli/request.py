@@ -6,10 +6,10 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from attrs import define, field
+from attrs import define, field, frozen
 
 from strata_core.cli.command import SectionedOption
 from strata_core.cli.numbers import real, whole
@@ -22,83 +22,81 @@ if TYPE_CHECKING:
     from strata_core.sampler import Sampling
 
 DEFAULT_TOKENS = 128
-_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "repetition_window",
-    "seed",
+
+
+@frozen
+class _Number:
+    """An option that takes a number: a whole one where `metavar` is N."""
+
+    names: tuple[str, ...]
+    metavar: Literal["N", "F"]
+    default: int | float
+    help: str
+
+
+_NUMBERS = (
+    _Number(
+        ("-n", "--max-tokens"),
+        "N",
+        DEFAULT_TOKENS,
+        f"Generate at most this many tokens. Default: {DEFAULT_TOKENS}.",
+    ),
+    _Number(
+        ("--temperature",),
+        "F",
+        0.0,
+        "How random the choice is. Default: 0, the likeliest token.",
+    ),
+    _Number(
+        ("--top-k",),
+        "N",
+        0,
+        "Choose among the N likeliest tokens. Default: 0, all.",
+    ),
+    _Number(
+        ("--top-p",),
+        "F",
+        1.0,
+        "Choose among the likeliest tokens that have this share together. Default: 1.",
+    ),
+    _Number(
+        ("--min-p",),
+        "F",
+        0.0,
+        "Drop tokens less likely than this share of the likeliest. Default: 0.",
+    ),
+    _Number(
+        ("--repetition-penalty",),
+        "F",
+        1.0,
+        "Make tokens that occurred less likely. Default: 1, no penalty.",
+    ),
+    _Number(
+        ("--repetition-window",),
+        "N",
+        0,
+        "Let the penalty see the last N tokens. Default: 0, all.",
+    ),
+    _Number(("--seed",), "N", 0, "Seed of the random numbers. Default: 0."),
 )
+_SAMPLING = tuple(number.names[-1][2:].replace("-", "_") for number in _NUMBERS[1:])
 
 
 def request_options() -> list[click.Parameter]:
     """Fresh options for one command."""
-
-    def option(*names: str, kind: Any, default: Any, metavar: str, text: str) -> click.Option:
-        return SectionedOption(
-            list(names), type=kind, default=default, metavar=metavar, help=text, section="Request"
+    numbers: list[click.Parameter] = [
+        SectionedOption(
+            list(number.names),
+            type=whole() if number.metavar == "N" else real,
+            default=number.default,
+            metavar=number.metavar,
+            help=number.help,
+            section="Request",
         )
-
+        for number in _NUMBERS
+    ]
     return [
-        option(
-            "-n",
-            "--max-tokens",
-            kind=whole(),
-            default=DEFAULT_TOKENS,
-            metavar="N",
-            text=f"Generate at most this many tokens. Default: {DEFAULT_TOKENS}.",
-        ),
-        option(
-            "--temperature",
-            kind=real,
-            default=0.0,
-            metavar="F",
-            text="How random the choice is. Default: 0, the likeliest token.",
-        ),
-        option(
-            "--top-k",
-            kind=whole(),
-            default=0,
-            metavar="N",
-            text="Choose among the N likeliest tokens. Default: 0, all.",
-        ),
-        option(
-            "--top-p",
-            kind=real,
-            default=1.0,
-            metavar="F",
-            text="Choose among the likeliest tokens that have this share together. Default: 1.",
-        ),
-        option(
-            "--min-p",
-            kind=real,
-            default=0.0,
-            metavar="F",
-            text="Drop tokens less likely than this share of the likeliest. Default: 0.",
-        ),
-        option(
-            "--repetition-penalty",
-            kind=real,
-            default=1.0,
-            metavar="F",
-            text="Make tokens that occurred less likely. Default: 1, no penalty.",
-        ),
-        option(
-            "--repetition-window",
-            kind=whole(),
-            default=0,
-            metavar="N",
-            text="Let the penalty see the last N tokens. Default: 0, all.",
-        ),
-        option(
-            "--seed",
-            kind=whole(),
-            default=0,
-            metavar="N",
-            text="Seed of the random numbers. Default: 0.",
-        ),
+        *numbers,
         SectionedOption(
             ["--stop"],
             multiple=True,

@@ -38,17 +38,12 @@ class TextStream:
         self._stops = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
-        self._stopped_by: str | None = None
+        self._finished = False
 
     @property
     def finished(self) -> bool:
         """Whether a stop string was seen; nothing is shown afterwards."""
-        return self._stopped_by is not None
-
-    @property
-    def stopped_by(self) -> str | None:
-        """The stop string that ended the text."""
-        return self._stopped_by
+        return self._finished
 
     def push(self, token: int) -> str:
         """Take the next token; returns the text that can be shown now, often empty."""
@@ -71,9 +66,9 @@ class TextStream:
             return ""
         before = len(self._held)
         self._held += text
-        found = self._first_stop(before)
-        if found is not None:
-            start, self._stopped_by = found
+        start = self._first_stop(before)
+        if start is not None:
+            self._finished = True
             shown, self._held = self._held[:start], ""
             return shown
         keep = self._possible_start()
@@ -81,14 +76,14 @@ class TextStream:
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown
 
-    def _first_stop(self, before: int) -> tuple[int, str] | None:
-        """(start, stop string) of the first one complete; none was in the text held `before`."""
-        best: tuple[int, int, str] | None = None
+    def _first_stop(self, before: int) -> int | None:
+        """Where the stop string begins that ends first; none was in the text held `before`."""
+        best: tuple[int, int] | None = None
         for stop in self._stops:
             start = self._held.find(stop, max(0, before - len(stop) + 1))
-            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
-                best = (start + len(stop), start, stop)
-        return None if best is None else best[1:]
+            if start >= 0 and (best is None or (start + len(stop), start) < best):
+                best = (start + len(stop), start)
+        return None if best is None else best[1]
 
     def _possible_start(self) -> int:
         """Length of the longest end of the held text with which some stop string begins."""

@@ -97,10 +97,6 @@ class Tokenizer:
         text = self._backend.id_to_token(token) if token >= 0 else None
         return b"" if text is None else self._to_bytes(text)
 
-    def token_text(self, token: int) -> str:
-        """A token for display, invalid bytes as U+FFFD."""
-        return self.token_bytes(token).decode("utf-8", "replace")
-
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
         """A stream for the tokens that follow a prompt; special tokens give no text."""
         return TextStream(lambda t: b"" if t in self.special else self.token_bytes(t), stop)

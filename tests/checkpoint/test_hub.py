@@ -41,7 +41,7 @@ def test_families(tmp_path: Path, family: str) -> None:
         if attribute.name != "name":
             ours = getattr(checkpoint.hyper, attribute.name)
             assert ours == getattr(hyper, attribute.name), attribute.name
-    assert checkpoint.has("attn_q_bias", 0) is (family == "qwen2_moe")
+    assert (("attn_q_bias", 0) in checkpoint.tensors) is (family == "qwen2_moe")
     assert checkpoint.unclaimed == ()
     assert checkpoint.form == "hub"
 
@@ -139,7 +139,7 @@ def test_tied_head_stored_beside_the_embedding(tmp_path: Path) -> None:
     write_tiny_hub(tmp_path, hyper=small(), config={"tie_word_embeddings": True})
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.hyper.tied
-    assert not checkpoint.has("output")
+    assert ("output", None) not in checkpoint.tensors
     assert checkpoint.unclaimed == ("lm_head.weight",)
 
 
@@ -200,7 +200,9 @@ def test_shard_names_stay_in_the_folder(tmp_path: Path, name: Any) -> None:
         ({"moe_intermediate_size": None}, "moe_intermediate_size"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
-        ({"rope_theta": -1}, "theta"),
+        ({"rope_theta": -1}, "rope_theta"),
+        ({"rope_theta": 1}, "rope_theta"),
+        ({"rope_theta": 1, "rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_theta"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "rope_scaling.rope_type"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 8, "mscale": 1}}, "rope_scaling.mscale"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor"),

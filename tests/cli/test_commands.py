@@ -84,7 +84,10 @@ def test_plan_shows_the_parts_as_plugins_does(strata) -> None:
         for text in (shown, listed):
             assert "\n" + "\n".join(lines) + "\n" in text
     for item in document["degradations"]:
-        assert f"degraded: {item['what']}: {item['why']}\n  costs: {item['cost']}\n" in shown
+        # What is available, and so the number in the text, may change from one call to the next.
+        what = item["what"].partition(" only ")[0]
+        assert f"degraded: {what}" in shown
+        assert f": {item['why']}\n  costs: {item['cost']}\n  remedy: " in shown
 
 
 def test_plan_that_does_not_fit(strata) -> None:

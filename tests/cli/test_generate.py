@@ -108,7 +108,7 @@ def test_document(strata) -> None:
     assert 0 < timings["decode_s"] < timings["total_s"]
     assert timings["load_s"] > 0
     assert [item["what"] for item in document["degradations"]] == [
-        "the backend reference is a fallback"
+        "the backend cpu is a fallback"
     ]
 
 

@@ -46,7 +46,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
                 super().close()
 
         found = load_plugins([])
-        (backend,), (allocator,) = found.backends, found.allocators
+        backend, allocator = found.backend("reference"), found.allocator("host")
         changed = evolve(
             found,
             backends=(evolve(backend, record=evolve(backend.record, build=lambda _: Backend())),),

@@ -154,6 +154,7 @@ def test_vendor_words_are_found(source: str) -> None:
 
 
 LONGEST_FILE = 450
+LONGEST_FUNCTION = 60
 SOURCES = sorted(
     path
     for folder in ("strata_core", "plugins", "tests")
@@ -165,3 +166,25 @@ SOURCES = sorted(
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_stay_small(path: Path) -> None:
     assert len(path.read_text("utf-8").splitlines()) <= LONGEST_FILE
+
+
+def long_functions(source: str) -> list[str]:
+    """Functions of more lines than fit a screen, decorators not counted."""
+    return [
+        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > LONGEST_FUNCTION
+    ]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_functions_stay_small(path: Path) -> None:
+    assert not long_functions(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize(("lines", "found"), [(60, 0), (61, 1)])
+@pytest.mark.parametrize("head", ["def f():", "async def f():", "class C:\n  def f(self):"])
+def test_long_functions_are_found(head: str, lines: int, found: int) -> None:
+    assert len(long_functions(head + "\n    pass" * (lines - 1))) == found
