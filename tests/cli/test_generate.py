@@ -107,9 +107,7 @@ def test_document(strata) -> None:
     assert 0 < timings["prompt_s"] < timings["total_s"]
     assert 0 < timings["decode_s"] < timings["total_s"]
     assert timings["load_s"] > 0
-    assert [item["what"] for item in document["degradations"]] == [
-        "the backend cpu is a fallback"
-    ]
+    assert [item["what"] for item in document["degradations"]] == ["the backend cpu is a fallback"]
 
 
 def test_text_is_the_documents_text(strata) -> None:
