@@ -34,10 +34,10 @@ PARKED = len(WORDS)
 """Line of thread 0; each thread has one: a word that says whether it sleeps, one that says that
 the leader must wake it. Thread 0 is the leader."""
 
-SPINS = 1024
+SPINS = 128
 """Looks at a word before the processor is given away between looks."""
 
-PATIENCE = 4096
+PATIENCE = 16384
 """Looks while idle before a thread goes to sleep; with yields in between, a few milliseconds."""
 
 STOPPED = -1
