@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from strata_core.machine import Machine
+from strata_core.testing.machines import recorded_pc
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -29,21 +30,7 @@ def make_machine():
     All that core depends on is installed there.
     """
 
-    def make(**facts: object) -> Machine:
-        plain: dict[str, object] = {
-            "os": "linux",
-            "release": "6.8.0",
-            "architecture": "x86_64",
-            "python": "CPython 3.11.9",
-            "logical_cores": 16,
-            "physical_cores": 8,
-            "ram_installed": 64 << 30,
-            "ram_available": 60 << 30,
-            "page_size": 4096,
-            "adapters": (),
-            "observed": {"module:llvmlite": True},
-            "replayed": True,
-        }
-        return Machine(**{**plain, **facts})
+    def make(observed: dict[str, object] | None = None, **facts: object) -> Machine:
+        return recorded_pc({"module:llvmlite": True} if observed is None else observed, **facts)
 
     return make

@@ -44,8 +44,9 @@ def command_object(
     """Talk with MODEL, turn by turn.
 
     Every line of stdin is a turn; the end of input ends the conversation, /reset begins a new one.
-    The model's chat template puts the turns into words; a model without one needs --raw. Ctrl-C
-    stops and leaves with exit code 130.
+    The model's chat template puts the turns into words; a model without one needs --raw. Each turn
+    computes the whole conversation anew, so a long one takes longer to answer. Ctrl-C stops and
+    leaves with exit code 130.
     """
     Request.of_options(options)
     with loaded(invocation, model) as running:
@@ -130,6 +131,12 @@ class Talk:
                 self.console.line()
                 return None
         read = sys.stdin.buffer.readline(_LONGEST_LINE)
+        if len(read) == _LONGEST_LINE and not read.endswith(b"\n"):
+            raise UsageError(
+                "a turn is too long",
+                f"a line of stdin is a turn, and it may have {_LONGEST_LINE} bytes",
+                "split it into several turns",
+            )
         return decoded(read, "the turn").rstrip("\r\n") if read else None
 
     def _answer(self) -> Request:

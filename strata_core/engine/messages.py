@@ -18,7 +18,9 @@ from attrs import field, frozen
 from strata_core.errors import ERRORS, EngineError, StrataError
 from strata_core.sampler import Sampling
 
-Reason = Literal["length", "eos", "stop", "cancelled"]
+Reason = Literal["length", "context", "eos", "stop", "cancelled"]
+"""Why a request ended: as many tokens as asked, no room left in the context, an end-of-text token,
+a stop text, or somebody cancelled it."""
 
 
 # --- to the engine -----------------------------------------------------------------------------

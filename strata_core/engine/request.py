@@ -138,11 +138,10 @@ class Request:
             self.reason = "eos"
         elif stopped:
             self.reason = "stop"
-        elif (
-            position + 1 - len(self.submit.prompt) >= self.submit.max_tokens
-            or position >= self.limits.context
-        ):
+        elif position + 1 - len(self.submit.prompt) >= self.submit.max_tokens:
             self.reason = "length"
+        elif position >= self.limits.context:
+            self.reason = "context"
 
     def finish(self) -> None:
         """Send what text was held back, and the last event."""

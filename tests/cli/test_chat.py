@@ -83,6 +83,13 @@ def test_a_conversation_that_outgrows_the_context(say) -> None:
     assert "too long" in result.error_lines[0]
 
 
+def test_a_line_that_is_too_long_is_refused_and_not_cut(say) -> None:
+    result = say("é" * (1 << 19) + "x\n", "demo", "--raw", "--quiet")
+    assert result.code == 2
+    assert result.error_lines[0].endswith("a turn is too long")
+    assert result.out == ""
+
+
 def test_a_typed_conversation_goes_on_after_an_error(monkeypatch, strata) -> None:
     turns = iter(["word " * 50, "In the beginning"])
 

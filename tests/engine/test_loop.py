@@ -171,8 +171,14 @@ def test_a_bad_request_fails_and_the_engine_goes_on(client: Client, bad: Submit,
 def test_the_context_ends_a_request(client: Client) -> None:
     last = client.run(submit("a", (1,) * 198, 50))[-1]
     assert isinstance(last, Finished)
-    assert last.reason == "length"
+    assert last.reason == "context"
     assert len(last.token_ids) == 3  # positions 198 and 199, and one that needs no state
+
+
+def test_as_many_tokens_as_asked_is_not_the_contexts_end(client: Client) -> None:
+    last = client.run(submit("a", (1,) * 198, 3))[-1]
+    assert isinstance(last, Finished)
+    assert last.reason == "length"
 
 
 def test_status_is_answered(client: Client) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strata_core.machine import Machine
+from strata_core.testing.machines import recorded_pc
 
 if importlib.util.find_spec("strata_hip") is None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -18,20 +18,4 @@ if importlib.util.find_spec("strata_hip") is None:
 def record():
     """record(observed, **facts): a recorded Linux PC with these answers and facts."""
 
-    def make(observed: dict[str, object] | None = None, **facts: object) -> Machine:
-        plain: dict[str, object] = {
-            "os": "linux",
-            "release": "6.8.0",
-            "architecture": "x86_64",
-            "python": "CPython 3.11.9",
-            "logical_cores": 16,
-            "physical_cores": 8,
-            "ram_installed": 64 << 30,
-            "ram_available": 60 << 30,
-            "page_size": 4096,
-            "adapters": (),
-            "replayed": True,
-        }
-        return Machine(**{**plain, **facts}, observed=dict(observed or {}))
-
-    return make
+    return recorded_pc
