@@ -20,6 +20,7 @@ from strata_core.checkpoint.types import TYPES
 from strata_core.kernels.cpu.emit import I32X8
 from strata_core.kernels.cpu.jit import Compiler
 from strata_core.kernels.cpu.library import Library, Step
+from strata_core.kernels.cpu.lower import WINDOW
 from strata_core.kernels.cpu.pool import Phase, Pool, Schedule, StepCall
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED, step
 from strata_core.kernels.cpu.storage import Storage
@@ -43,7 +44,9 @@ class Rows:
         pack = store.packs(tokens, columns)
         status = store.zeros((1,), np.uint32)
         status[0] = NOTHING_LATCHED
-        call(library, Step("quantise"), [x, pack, columns, pack.strides[0], status, 0], tokens)
+        tiled = tokens > WINDOW
+        quantise = Step("quantise_tiles" if tiled else "quantise")
+        call(library, quantise, [x, pack, columns, pack.strides[0], status, 0], tokens)
         out = store.zeros((tokens, rows), np.float32)
         count = store.words([tokens])
         args = [
@@ -58,7 +61,8 @@ class Rows:
             0,
         ]
         units = store.words([rows // CHUNK])
-        function = library.address(Step("linear", (type_name,)))
+        kind = (type_name, "tiles") if tiled else (type_name,)
+        function = library.address(Step("linear", kind))
         call_ = StepCall(function, store.words(args), units)
         self.schedule = Schedule.of([Phase((call_,), side_by_side=True)])
 

@@ -71,6 +71,9 @@ class Lowering:
         self.work, self.frame = workspace, frame
         self.weights, self.experts = weights, experts
         self.threads, self.pausing = threads, pausing
+        # prompts have enough tokens to share the transposing of weights
+        self._layout = "tiles" if mode == "prompt" else "rows"
+        self._quantise = Step("quantise_tiles" if mode == "prompt" else "quantise")
         self.phases: list[_Open] = []
         self.cuts: list[tuple[int, int]] = []
         self._packed: dict[str, np.ndarray] = {}
@@ -141,13 +144,19 @@ class Lowering:
         """The buffer's rows as records, quantised now unless that is done."""
         if buffer.name not in self._packed:
             rows = self.work.rows(buffer.rows)
-            pack = self.work.scratch(buffer.name, rows, buffer.width, "pack")
+            pack = self.work.scratch((buffer.name, self._layout), rows, buffer.width, "pack")
             x = self.work.buffer(buffer)
             args = [x.ctypes.data, pack.ctypes.data, buffer.width, pack.strides[0]]
             count = self.frame.count(buffer.rows)
-            self._together(buffer.rows, Step("quantise"), [*args, *self._status()], count)
+            self._together(buffer.rows, self._quantise, [*args, *self._status()], count)
             self._packed[buffer.name] = pack
         return self._packed[buffer.name]
+
+    def _products(self, name: str, *types: str) -> Step:
+        """A step that multiplies rows, in this mode's layout where its types have one."""
+        quantised = any(t in UNPACK for t in types)
+        tiled = ("tiles",) if quantised and self._layout == "tiles" else ()
+        return Step(name, (*types, *tiled))
 
     def _input(self, buffer: Buffer, type_name: str) -> np.ndarray:
         """The rows that a weight of a type multiplies: records, or the floats themselves."""
@@ -192,7 +201,7 @@ class Lowering:
             self.weights[cast("Weight", bias)].address if bias is not None else 0,
         ]
         units = storage.words([-(-rows // chunk)])
-        self._side(Step("linear", (weight.type,)), args, units, x.name, out.name)
+        self._side(self._products("linear", weight.type), args, units, x.name, out.name)
         self._wrote(op, "out")
 
     def _chunk(self, rows: int) -> int:
@@ -317,10 +326,11 @@ class Lowering:
         inputs = gate.columns // 32 if gate.type in UNPACK else gate.columns
         strides = [p.nbytes // p.rows for p in (gate, up, down)]
         args = [lists.groups, lists.xs, lists.inner, strides[0], strides[1], inputs, gate.rows]
-        self._side(Step("gate_up", types), [*args, *status], lists.units, "plan", "inner")
+        step = self._products("gate_up", *types)
+        self._side(step, [*args, *status], lists.units, "plan", "inner")
         length = down.columns // 32 if down.type in UNPACK else down.columns
         args = [lists.groups, lists.inner, lists.ys, strides[2], 0, length, down.rows]
-        step = Step("down", (down.type,))
+        step = self._products("down", down.type)
         self._side(step, [*args, *status], lists.units + 8, "inner", out.name)
         self._wrote(op, "out")
 
@@ -330,7 +340,7 @@ class Lowering:
         entries = self.work.rows("pick")
         storage, scratch = self.work.storage, self.work.scratch
         kind = "pack" if down.type in UNPACK else "float32"
-        inner = scratch("inner", entries, gate.rows, kind)
+        inner = scratch(("inner", self._layout), entries, gate.rows, kind)
         count = len(layer.table)
         groups = scratch("groups", count + 1, GROUP_FIELDS, "int64")
         lists = _Lists(
