@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-_INTERRUPTED = 130
+from strata_core.cli import INTERRUPTED
+
 _DOCUMENT = """{
   "error": {
     "type": "StrataError",
@@ -30,5 +31,5 @@ def run() -> None:
                 sys.stderr.write("strata: interrupted\n")
         except (OSError, AttributeError):
             pass  # a stream is closed or full; there is nobody to tell
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     run_command()

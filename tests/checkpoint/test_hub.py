@@ -95,10 +95,10 @@ def test_rope_scaling(tmp_path: Path, scaling: dict[str, Any], expected: Any) ->
 @pytest.mark.parametrize(
     ("rope", "field"),
     [
-        ({"rope_theta": 1.0}, "rope.theta"),
-        ({"rope_theta": 0.5}, "rope.theta"),
-        ({"attention_factor": 1e300}, "rope.attention_factor"),
-        ({"attention_factor": 0.0}, "rope.attention_factor"),
+        ({"rope_theta": 1.0}, "rope_theta"),
+        ({"rope_theta": 0.5}, "rope_theta"),
+        ({"attention_factor": 1e300}, "attention_factor"),
+        ({"attention_factor": 0.0}, "attention_factor"),
     ],
 )
 def test_yarn_that_cannot_be_computed(tmp_path: Path, rope: dict[str, Any], field: str) -> None:

@@ -120,7 +120,8 @@ def test_plan_for_another_machine(ram, have, source, facts, strata, tmp_path) ->
     }
     file = tmp_path / "facts.json"
     file.write_text(json.dumps(facts))
-    document = strata("plan", "demo", "--machine", str(file), "--json").document
+    asked = ("plan", "demo", "--backend", "reference", "--machine", str(file), "--json")
+    document = strata(*asked).document
     tier = next(tier for tier in document["tiers"] if tier["name"] == "ram")
     assert tier["have"] == pytest.approx(have * GIB, abs=2)
     assert (document["reserve_used"] > 0) == (have == ram)
