@@ -29,27 +29,26 @@ class Kernels:
         )
         function(block.ctypes.data, begin, units)
 
-    def quantise(self, x):
+    def quantise(self, x, layout="rows"):
         """Records of float32 rows: (pack uint8 [T, pitch], addresses int64 [T])."""
         tokens, width = x.shape
         groups = -(-width // 256)
         pack = aligned(tokens, (groups * RECORD // 64 | 1) * 64)
-        self.call(
-            "quantise",
-            (),
-            [np.ascontiguousarray(x), pack, width, pack.shape[1], self.status, 7],
-            tokens,
-        )
+        args = [np.ascontiguousarray(x), pack, width, pack.shape[1], self.status, 7]
+        self.call("quantise" if layout == "rows" else "quantise_tiles", (), args, tokens)
         return pack, addresses(pack)
 
-    def linear(self, type_name, data, rows, length, tokens, xs, bias=None, chunk=16, out=None):
+    def linear(
+        self, type_name, data, rows, length, tokens, xs, bias=None, chunk=16, out=None, tiles=False
+    ):
         """Step `linear` over all rows: float32 [tokens, rows]."""
         out = np.full((tokens, rows), np.nan, np.float32) if out is None else out
         count = np.array([tokens], np.int64)
         ys = addresses(out)
         args = [data, data.nbytes // rows, length, count, xs, ys, rows, chunk, bias]
         args[-1] = 0 if bias is None else bias
-        self.call("linear", (type_name,), args, -(-rows // chunk))
+        kind = (type_name, "tiles") if tiles else (type_name,)
+        self.call("linear", kind, args, -(-rows // chunk))
         return out
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from strata_core.checkpoint.hyper import Rope
 from strata_core.checkpoint.open import open_checkpoint
-from strata_core.errors import EngineError
+from strata_core.errors import EngineError, UsageError
 from strata_core.interfaces import Limits, Window
 from strata_core.kernels.cpu.executor import CpuExecutor
 from strata_core.kernels.cpu.jit import Compiler
@@ -18,7 +19,7 @@ from strata_core.kernels.exact_kernels import EXACT_KERNELS, matrices
 from strata_core.kernels.interpreter import Interpreter
 from strata_core.model.build import build_program
 from strata_core.sources.mmap import MappedFile
-from strata_core.testing.tiny import write_tiny_gguf
+from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
 
 LIMITS = Limits(tokens=40, logits=40, context=64, kv_type="fp16")
 IDS = (np.arange(24) * 37 % 290 + 3).astype(np.int32)
@@ -198,6 +199,16 @@ def test_kv_types(tiny, library, pools):
         if kv_type == "fp32":
             assert logits.tobytes() == first_run(exactly(tiny, limits)).tobytes()
         assert np.isfinite(logits).all()
+
+
+def test_what_cannot_be_computed_is_refused_by_name(tmp_path, library, pools):
+    path = tmp_path / "narrow.gguf"
+    write_tiny_gguf(path, hyper=tiny_hyper(head_dim=16, rope=Rope(1e4, 16)))
+    with closing(open_checkpoint(path)) as checkpoint:
+        limits = Limits(40, 40, 64, "int8")
+        with pytest.raises(UsageError, match="--kv int8") as caught:
+            bound(checkpoint, library, pools[1], limits=limits).prepare("single")
+        assert "16 elements" in caught.value.why
 
 
 @pytest.mark.shared

@@ -82,6 +82,32 @@ def test_windows_give_each_token_the_bits_it_gets_alone(kernels, name):
     del pack
 
 
+@pytest.mark.parametrize("name", QUANTISED)
+def test_tiles_have_the_golden_bits(kernels, tools, name):
+    g = golden(name)
+    width = g["x"].shape[1]
+    for shift in (0, 1, 14):
+        data = tools.shifted(g["weight"], shift)
+        _, xs = keep = kernels.quantise(g["x"], "tiles")
+        for tokens in (1, 2, 3):
+            out = kernels.linear(name, data, 11, width // 32, tokens, xs, tiles=True)
+            assert same_bits(out, g["out"][:tokens]), (shift, tokens)
+        del keep
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_tiles_have_the_bits_of_windows(kernels, name):
+    g = golden(name)
+    width = g["x"].shape[1]
+    x = np.random.default_rng(3).standard_normal((70, width)).astype(np.float32)
+    x[3] *= np.float32(1e20)
+    (_, rows), (_, tiles) = keep = kernels.quantise(x), kernels.quantise(x, "tiles")
+    expected = kernels.linear(name, g["weight"], 11, width // 32, 70, rows)
+    got = kernels.linear(name, g["weight"], 11, width // 32, 70, tiles, tiles=True)
+    assert same_bits(got, expected)
+    del keep
+
+
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("shift", [0, 2, 12])
 def test_float_rows_have_the_golden_bits(kernels, tools, name, shift):

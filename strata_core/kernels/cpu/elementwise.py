@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from llvmlite import ir
 
 from strata_core.kernels.cpu import functions
-from strata_core.kernels.cpu.emit import F32, F32X8, I1, I32, I32X8, I64, Emit, V, Var
+from strata_core.kernels.cpu.emit import F32, F32X8, I1, I16, I32, I32X8, I64, Emit, V, Var, vec
 from strata_core.kernels.cpu.products import RECORD, RECORD_SCALES, RECORD_SUMS
 from strata_core.kernels.cpu.steps import each, fold64, latch, runs64, step
 
@@ -218,7 +219,11 @@ def _renormalise(e: Emit, top_k: V, weights: V) -> None:
         e.store(e.load(F32, weights + k * 4) / total.get(), weights + k * 4)
 
 
-def emit_quantise(module: ir.Module, name: str, largest: int) -> None:
+Layout = Literal["rows", "tiles"]
+"""How a record is laid out: as `products.py` or as `tiles.py` reads it."""
+
+
+def emit_quantise(module: ir.Module, name: str, largest: int, layout: Layout) -> None:
     """`name`: float rows of `width` (a multiple of 32) to records; docs/arithmetic.md, 2.
 
     The records of a row are `pitch` bytes after those of the row before; blocks that the last
@@ -228,12 +233,12 @@ def emit_quantise(module: ir.Module, name: str, largest: int) -> None:
     with step(module, name, names) as (e, a, begin, end), e.loop(begin, end) as row:
         x, pack = a.x + row * a.width * 4, a.pack + row * a.pitch
         with e.loop(0, a.width // 32) as b:
-            bad = quantise_block(e, x + b * 128, pack, b, largest)
+            bad = quantise_block(e, x + b * 128, pack, b, largest, layout)
             with e.when(bad):
                 latch(e, a.status, a.op)
 
 
-def quantise_block(e: Emit, x: V, pack: V, block: V, largest: int) -> V:
+def quantise_block(e: Emit, x: V, pack: V, block: V, largest: int, layout: Layout) -> V:
     """Quantise the 32 floats at `x` as block number `block` of the records at `pack`.
 
     Returns whether a value was not finite (an int1).
@@ -254,10 +259,17 @@ def quantise_block(e: Emit, x: V, pack: V, block: V, largest: int) -> V:
     record = pack + (block // 8) * RECORD
     lane = block % 8
     for j, value in enumerate(ints):
-        e.store(value.trunc(ir.VectorType(ir.IntType(16), 8)), record + lane * 64, 16 * j)
+        words = value.trunc(vec(I16, 8))
+        if layout == "rows":
+            e.store(words, record + lane * 64, 16 * j)
+        else:
+            pairs = words.bits(vec(I32, 4))
+            for k in range(4):
+                e.store(pairs[k], record + lane * 4, 32 * (4 * j + k))
     e.store(e.select(usable, scale, e.const(F32, 0.0)), record + lane * 4, RECORD_SCALES)
     total = _lane_sum((ints[0] + ints[1]) + (ints[2] + ints[3]))
-    e.store(total, record + lane * 4, RECORD_SUMS)
+    kept = total if layout == "rows" else total.to_float(F32)
+    e.store(kept, record + lane * 4, RECORD_SUMS)
     return bad
 
 

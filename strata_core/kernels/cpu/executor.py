@@ -22,10 +22,11 @@ from strata_core.interfaces import (
 )
 from strata_core.kernels.cpu.frame import Frame, KvStore
 from strata_core.kernels.cpu.library import Library
-from strata_core.kernels.cpu.lower import Dense, ExpertLayer, Lowering, Mode, Workspace, mode_of
+from strata_core.kernels.cpu.lower import Lowering, Mode, mode_of
 from strata_core.kernels.cpu.pool import Pool, Schedule
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.storage import Storage
+from strata_core.kernels.cpu.workspace import Dense, ExpertLayer, Workspace
 from strata_core.kernels.exact_float import widen
 from strata_core.kernels.program import Program, Weight
 from strata_core.memory.address import address_of

@@ -17,7 +17,7 @@ Parameter = str | int | tuple[str, ...]
 
 @frozen(order=True)
 class Step:
-    """A step and what it is compiled for: types, a KV type, a head size."""
+    """A step and what it is compiled for: types, a KV type, a head size, last "tiles" if so."""
 
     name: str
     parameters: tuple[Parameter, ...] = ()
@@ -33,7 +33,8 @@ def _shared(module: ir.Module, largest: int) -> None:
     elementwise.emit_combine(module)
     elementwise.emit_gather(module)
     elementwise.emit_route(module)
-    elementwise.emit_quantise(module, "quantise", largest)
+    elementwise.emit_quantise(module, "quantise", largest, "rows")
+    elementwise.emit_quantise(module, "quantise_tiles", largest, "tiles")
     expert_plan.emit_plan(module)
 
 
@@ -48,6 +49,7 @@ SHARED = frozenset(
         "gather",
         "route",
         "quantise",
+        "quantise_tiles",
         "plan",
     }
 )
@@ -55,13 +57,14 @@ SHARED = frozenset(
 
 def _emit(module: ir.Module, target: Target, step: Step, largest: int) -> None:
     p = step.parameters
+    layout: elementwise.Layout = "tiles" if p and p[-1] == "tiles" else "rows"
     makers: dict[str, Callable[[], None]] = {
-        "linear": lambda: linear.emit_linear(module, target, str(p[0])),
+        "linear": lambda: linear.emit_linear(module, target, str(p[0]), layout),
         "embed": lambda: linear.emit_embed(module, target, str(p[0])),
         "gate_up": lambda: linear.emit_gate_up(
-            module, target, (str(p[0]), str(p[1]), str(p[2])), largest
+            module, target, (str(p[0]), str(p[1]), str(p[2])), largest, layout
         ),
-        "down": lambda: linear.emit_down(module, target, str(p[0])),
+        "down": lambda: linear.emit_down(module, target, str(p[0]), layout),
         "kv_append": lambda: attention.emit_kv_append(module, target, str(p[0])),
         "attention": lambda: attention.emit_attention(module, target, str(p[0]), int(str(p[1]))),
         "whole_attention": lambda: attention.emit_whole_attention(

@@ -10,12 +10,13 @@ from llvmlite import ir
 
 from strata_core.checkpoint.types import TYPES
 from strata_core.kernels.cpu import functions
-from strata_core.kernels.cpu.elementwise import quantise_block
+from strata_core.kernels.cpu.elementwise import Layout, quantise_block
 from strata_core.kernels.cpu.emit import F32X8, I32, I32X8, I64, VOID, Emit, V
 from strata_core.kernels.cpu.float_rows import emit_float_rows, load_eight
 from strata_core.kernels.cpu.products import TILE_TOKENS, emit_rows
 from strata_core.kernels.cpu.steps import Args, each, latch, step
 from strata_core.kernels.cpu.target import Target
+from strata_core.kernels.cpu.tiles import emit_tile_rows
 from strata_core.kernels.cpu.unpack import UNPACK
 
 LINEAR_ARGS = (
@@ -42,12 +43,14 @@ The first entry of the group after the last one closes the list.
 """
 
 
-def emit_any_rows(module: ir.Module, target: Target, type_name: str) -> str:
-    """The rows function of a quantised or float type."""
-    if f"rows_{type_name}" in module.globals:
-        return f"rows_{type_name}"
-    make = emit_rows if type_name in UNPACK else emit_float_rows
-    return make(module, target, type_name)
+def emit_any_rows(module: ir.Module, target: Target, type_name: str, layout: Layout) -> str:
+    """The rows function of a quantised or float type, made at its first mention."""
+    tiled = layout == "tiles" and type_name in UNPACK
+    name = f"{'tiles' if tiled else 'rows'}_{type_name}"
+    if name not in module.globals:
+        make = emit_tile_rows if tiled else emit_rows
+        (make if type_name in UNPACK else emit_float_rows)(module, target, type_name)
+    return name
 
 
 def _tiles(e: Emit, count: V, name: str, before: list[V], xs: V, ys: V, after: list[V]) -> None:
@@ -57,9 +60,9 @@ def _tiles(e: Emit, count: V, name: str, before: list[V], xs: V, ys: V, after: l
         e.call(name, VOID, *before, tokens, xs + first * 8, ys + first * 8, *after)
 
 
-def emit_linear(module: ir.Module, target: Target, type_name: str) -> None:
+def emit_linear(module: ir.Module, target: Target, type_name: str, layout: Layout) -> None:
     """`linear`: a unit is `chunk` rows for all tokens."""
-    rows_name = emit_any_rows(module, target, type_name)
+    rows_name = emit_any_rows(module, target, type_name, layout)
     with step(module, "linear", LINEAR_ARGS) as (e, a, begin, end), e.loop(begin, end) as unit:
         first = unit * a.chunk
         rows = e.smin(a.rows - first, a.chunk)
@@ -101,7 +104,11 @@ def _unit(e: Emit, groups: V, unit: V, rows: V) -> tuple[V, V, V, V, V]:
 
 
 def emit_gate_up(
-    module: ir.Module, target: Target, types: tuple[str, str, str], largest: int
+    module: ir.Module,
+    target: Target,
+    types: tuple[str, str, str],
+    largest: int,
+    layout: Layout,
 ) -> None:
     """`gate_up`: rows of gate and up, `silu_mul`, and the result as `down` wants it.
 
@@ -109,7 +116,7 @@ def emit_gate_up(
     gate and up take them; `ys` where the inner activations go, records or float rows as down takes
     them. `rows` is a multiple of 32.
     """
-    names = [emit_any_rows(module, target, t) for t in types[:2]]
+    names = [emit_any_rows(module, target, t, layout) for t in types[:2]]
     quantised = types[2] in UNPACK
     with step(module, "gate_up", EXPERT_ARGS) as (e, a, begin, end):
         work = [e.scratch(4 * CHUNK * TILE_TOKENS) for _ in range(2)]
@@ -129,15 +136,17 @@ def emit_gate_up(
                     gate, up = (at + t * (4 * CHUNK) for at in work)
                     _activate(e, gate, up, rows)
                     if quantised:
-                        _quantise_rows(e, a, gate, y, row, rows, largest)
+                        _quantise_rows(e, a, gate, y, row, rows, (largest, layout))
                     else:
                         e.copy(y + row * 4, gate, rows * 4)
 
 
-def _quantise_rows(e: Emit, a: Args, floats: V, pack: V, row: V, rows: V, largest: int) -> None:
+def _quantise_rows(
+    e: Emit, a: Args, floats: V, pack: V, row: V, rows: V, how: tuple[int, Layout]
+) -> None:
     """Quantise `rows` floats as the elements of a row that start at number `row`."""
     with e.loop(0, rows // 32) as b:
-        bad = quantise_block(e, floats + b * 128, pack, row // 32 + b, largest)
+        bad = quantise_block(e, floats + b * 128, pack, row // 32 + b, *how)
         with e.when(bad):
             latch(e, a.status, a.op)
 
@@ -157,9 +166,9 @@ def _activate(e: Emit, gate: V, up: V, rows: V) -> None:
         e.store(functions.silu(e, g) * u, gate + i * 4)
 
 
-def emit_down(module: ir.Module, target: Target, type_name: str) -> None:
+def emit_down(module: ir.Module, target: Target, type_name: str, layout: Layout) -> None:
     """`down`: rows of the third matrix; `xs` lists inner activations, `ys` output rows."""
-    rows_name = emit_any_rows(module, target, type_name)
+    rows_name = emit_any_rows(module, target, type_name, layout)
     with step(module, "down", EXPERT_ARGS) as (e, a, begin, end), e.loop(begin, end) as unit:
         group, start, count, row, rows = _unit(e, a.groups, unit, a.rows)
         w = e.load(I64, group, 16, align=8) + row * a.stride_a

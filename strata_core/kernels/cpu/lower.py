@@ -13,17 +13,17 @@ from typing import Literal, cast
 import numpy as np
 from attrs import define, field, frozen
 
-from strata_core.interfaces import BlobLayout, Limits
+from strata_core.errors import CheckpointError, UsageError
 from strata_core.kernels.cpu.attention import MOST_GROUP, PARTIAL_HEAD
 from strata_core.kernels.cpu.elementwise import MOST_EXPERTS
 from strata_core.kernels.cpu.frame import Frame
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.linear import CHUNK, GROUP_FIELDS
 from strata_core.kernels.cpu.pool import Phase, StepCall
-from strata_core.kernels.cpu.storage import Storage, Words
 from strata_core.kernels.cpu.unpack import UNPACK
+from strata_core.kernels.cpu.workspace import Dense, ExpertLayer, Workspace
 from strata_core.kernels.exact import SPLIT
-from strata_core.kernels.program import Buffer, Op, Program, Rows, Weight
+from strata_core.kernels.program import Buffer, Op, Program, Weight
 
 WINDOW = 8
 """Most tokens for which attention keeps the partials of all splits."""
@@ -39,30 +39,6 @@ def mode_of(tokens: int, logits: int) -> Mode:
     return "window" if tokens <= WINDOW else "prompt"
 
 
-@frozen(eq=False)
-class Dense:
-    """A dense weight where it lies: type, shape [rows, columns], address and size."""
-
-    type: str
-    shape: tuple[int, ...]
-    address: int
-    nbytes: int
-
-    @property
-    def stride(self) -> int:
-        """Bytes of a row."""
-        return self.nbytes // self.shape[0]
-
-
-@frozen(eq=False)
-class ExpertLayer:
-    """The routed experts of a layer: layout, addresses uint64 [experts, 3], counts served."""
-
-    layout: BlobLayout
-    table: np.ndarray
-    served: Words
-
-
 @define
 class _Open:
     """A phase that is still being filled. `domain` is None for side by side."""
@@ -72,40 +48,6 @@ class _Open:
     read: set[str] = field(factory=set)
     written: set[str] = field(factory=set)
     closed: bool = False
-
-
-@define(eq=False)
-class Workspace:
-    """Buffers that all modes share, made once for a bound program."""
-
-    storage: Storage
-    limits: Limits
-    top_k: int
-    status: np.ndarray
-    buffers: dict[str, np.ndarray] = field(factory=dict)
-    packs: dict[object, np.ndarray] = field(factory=dict)
-
-    def rows(self, kind: Rows) -> int:
-        """Most rows of a kind."""
-        most = {"token": self.limits.tokens, "logits": self.limits.logits}
-        return most.get(kind, self.limits.tokens * self.top_k)
-
-    def buffer(self, buffer: Buffer) -> np.ndarray:
-        """The array of an activation buffer: [rows, width]."""
-        if buffer.name not in self.buffers:
-            shape = (self.rows(buffer.rows), buffer.width)
-            self.buffers[buffer.name] = self.storage.zeros(shape, buffer.dtype)
-        return self.buffers[buffer.name]
-
-    def scratch(self, key: object, rows: int, width: int, dtype: str) -> np.ndarray:
-        """An array that later uses of the same key and shape share; dtype "pack" is records."""
-        full = (key, rows, width, dtype)
-        if full not in self.packs:
-            make = self.storage.packs if dtype == "pack" else None
-            self.packs[full] = (
-                make(rows, width) if make else self.storage.zeros((rows, width), dtype)
-            )
-        return self.packs[full]
 
 
 class Lowering:
@@ -129,6 +71,9 @@ class Lowering:
         self.work, self.frame = workspace, frame
         self.weights, self.experts = weights, experts
         self.threads, self.pausing = threads, pausing
+        # prompts have enough tokens to share the transposing of weights
+        self._layout = "tiles" if mode == "prompt" else "rows"
+        self._quantise = Step("quantise_tiles" if mode == "prompt" else "quantise")
         self.phases: list[_Open] = []
         self.cuts: list[tuple[int, int]] = []
         self._packed: dict[str, np.ndarray] = {}
@@ -199,13 +144,19 @@ class Lowering:
         """The buffer's rows as records, quantised now unless that is done."""
         if buffer.name not in self._packed:
             rows = self.work.rows(buffer.rows)
-            pack = self.work.scratch(buffer.name, rows, buffer.width, "pack")
+            pack = self.work.scratch((buffer.name, self._layout), rows, buffer.width, "pack")
             x = self.work.buffer(buffer)
             args = [x.ctypes.data, pack.ctypes.data, buffer.width, pack.strides[0]]
             count = self.frame.count(buffer.rows)
-            self._together(buffer.rows, Step("quantise"), [*args, *self._status()], count)
+            self._together(buffer.rows, self._quantise, [*args, *self._status()], count)
             self._packed[buffer.name] = pack
         return self._packed[buffer.name]
+
+    def _products(self, name: str, *types: str) -> Step:
+        """A step that multiplies rows, in this mode's layout where its types have one."""
+        quantised = any(t in UNPACK for t in types)
+        tiled = ("tiles",) if quantised and self._layout == "tiles" else ()
+        return Step(name, (*types, *tiled))
 
     def _input(self, buffer: Buffer, type_name: str) -> np.ndarray:
         """The rows that a weight of a type multiplies: records, or the floats themselves."""
@@ -250,7 +201,7 @@ class Lowering:
             self.weights[cast("Weight", bias)].address if bias is not None else 0,
         ]
         units = storage.words([-(-rows // chunk)])
-        self._side(Step("linear", (weight.type,)), args, units, x.name, out.name)
+        self._side(self._products("linear", weight.type), args, units, x.name, out.name)
         self._wrote(op, "out")
 
     def _chunk(self, rows: int) -> int:
@@ -283,8 +234,7 @@ class Lowering:
         heads, kv_heads = self._int(op, "heads"), self._int(op, "kv_heads")
         dim, window = self._int(op, "head_dim"), self._int(op, "window")
         group = heads // kv_heads
-        if group > MOST_GROUP or dim % 8:
-            raise ValueError(f"attention with {group} heads a KV head and head size {dim}")
+        self._check_attention(group, dim)
         cut = self.frame.splits(window, kv_heads)
         out = self._buffer(op, "out")
         token = [self.frame.positions.ctypes.data, self.frame.places.ctypes.data]
@@ -303,6 +253,19 @@ class Lowering:
             args = [self._at(op, "out"), partials, token[0], heads, window, splits]
             self._together("token", Step("merge", (dim,)), args, self.frame.count("token"))
         self._wrote(op, "out")
+
+    def _check_attention(self, group: int, dim: int) -> None:
+        if group > MOST_GROUP or dim % 8:
+            raise _unsupported(
+                f"{group} heads share a KV head and a head has {dim} elements",
+                f"at most {MOST_GROUP} heads and a multiple of 8 elements are possible",
+            )
+        if self.work.limits.kv_type == "int8" and dim % 32:
+            raise UsageError(
+                "--kv int8 cannot be used with this model",
+                f"its heads have {dim} elements, which is not a multiple of 32",
+                "choose --kv fp16",
+            )
 
     def _partials(self, heads: int, dim: int) -> int:
         most = -(-self.work.limits.context // SPLIT) + 1
@@ -335,7 +298,9 @@ class Lowering:
     def _route(self, op: Op) -> None:
         logits = self._buffer(op, "logits")
         if logits.width > MOST_EXPERTS:
-            raise ValueError(f"{logits.width} experts are more than {MOST_EXPERTS}")
+            raise _unsupported(
+                f"a layer has {logits.width} experts", f"at most {MOST_EXPERTS} are possible"
+            )
         args = [self._at(op, n) for n in ("logits", "picks", "weights")]
         sizes = [logits.width, self._int(op, "top_k"), int(bool(op.args["renormalise"]))]
         step = Step("route")
@@ -348,7 +313,10 @@ class Lowering:
         gate, up, down = layer.layout.parts
         types = (gate.type, up.type, down.type)
         if (gate.type in UNPACK) != (up.type in UNPACK):
-            raise ValueError(f"experts with gate in {gate.type} and up in {up.type}")
+            raise _unsupported(
+                f"experts of layer {op.args['layer']} have gate in {gate.type} and up in {up.type}",
+                "both must be quantised, or both floats",
+            )
         source = self._input(x, gate.type)
         if self.pausing:
             self._end_phase()
@@ -358,10 +326,11 @@ class Lowering:
         inputs = gate.columns // 32 if gate.type in UNPACK else gate.columns
         strides = [p.nbytes // p.rows for p in (gate, up, down)]
         args = [lists.groups, lists.xs, lists.inner, strides[0], strides[1], inputs, gate.rows]
-        self._side(Step("gate_up", types), [*args, *status], lists.units, "plan", "inner")
+        step = self._products("gate_up", *types)
+        self._side(step, [*args, *status], lists.units, "plan", "inner")
         length = down.columns // 32 if down.type in UNPACK else down.columns
         args = [lists.groups, lists.inner, lists.ys, strides[2], 0, length, down.rows]
-        step = Step("down", (down.type,))
+        step = self._products("down", down.type)
         self._side(step, [*args, *status], lists.units + 8, "inner", out.name)
         self._wrote(op, "out")
 
@@ -371,7 +340,7 @@ class Lowering:
         entries = self.work.rows("pick")
         storage, scratch = self.work.storage, self.work.scratch
         kind = "pack" if down.type in UNPACK else "float32"
-        inner = scratch("inner", entries, gate.rows, kind)
+        inner = scratch(("inner", self._layout), entries, gate.rows, kind)
         count = len(layer.table)
         groups = scratch("groups", count + 1, GROUP_FIELDS, "int64")
         lists = _Lists(
@@ -414,3 +383,9 @@ class _Lists:
     xs: int
     ys: int
     inner: int
+
+
+def _unsupported(what: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the cpu backend cannot compute this model: {what}", why, "try --backend reference"
+    )

@@ -40,7 +40,7 @@ AHEAD_ONE, AHEAD_MANY = 2048, 4
 """How far weights are asked for in advance: bytes along a row for one token, groups for several."""
 
 
-def _prefetch(e: Emit, type_name: str, address: V) -> None:
+def prefetch(e: Emit, type_name: str, address: V) -> None:
     """Ask for the lines of eight blocks."""
     for line in range(0, GROUP_BYTES[type_name], 64):
         e.prefetch(address + line)
@@ -98,9 +98,8 @@ def _accumulate(e: Emit, unpack: Unpack, scales: Scales, x: V, total: V, acc: V)
     return e.fma(low.to_float(), scales.m * xd, acc)
 
 
-def fold_rows(e: Emit, stripes: V) -> V:
-    """`fold8` of eight rows at once: `stripes` is the address of 8 vectors; lane r is row r."""
-    rows = [e.load(F32X8, stripes, 32 * r, align=32) for r in range(8)]
+def transpose8(rows: list[V]) -> list[V]:
+    """Eight vectors of eight lanes, transposed."""
     quads = []
     for a, b in zip(rows[::2], rows[1::2], strict=True):
         quads.append(a.shuffle(b, [0, 8, 1, 9, 4, 12, 5, 13]))
@@ -110,12 +109,17 @@ def fold_rows(e: Emit, stripes: V) -> V:
         for a, b in ((quads[i], quads[i + 2]), (quads[i + 4], quads[i + 6])):
             fours.append(a.shuffle(b, [0, 1, 8, 9, 4, 5, 12, 13]))
             fours.append(a.shuffle(b, [2, 3, 10, 11, 6, 7, 14, 15]))
-    # fours: stripe pairs (0, 4), (1, 5) of rows 0-3, of rows 4-7, then (2, 6), (3, 7) likewise
+    # fours: columns (0, 4), (1, 5) of rows 0-3, of rows 4-7, then (2, 6), (3, 7) likewise
     columns: list[V] = []
-    for upper in (0, 1):
-        lanes = [0, 1, 2, 3, 8, 9, 10, 11] if not upper else [4, 5, 6, 7, 12, 13, 14, 15]
+    for lanes in ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]):
         for base in (0, 4):
             columns += [fours[base + k].shuffle(fours[base + 2 + k], lanes) for k in (0, 1)]
+    return columns
+
+
+def fold_rows(e: Emit, stripes: V) -> V:
+    """`fold8` of eight rows at once: `stripes` is the address of 8 vectors; lane r is row r."""
+    columns = transpose8([e.load(F32X8, stripes, 32 * r, align=32) for r in range(8)])
     total = columns[0]
     for column in columns[1:]:
         total = total + column
@@ -190,8 +194,8 @@ def emit_rows(module: ir.Module, target: Target, type_name: str) -> str:
     halves = e.scratch(32 * TILE_TOKENS)
     tail = e.scratch(GROUP_BYTES[type_name])
     w, stride, blocks, tokens, xs, ys, y_offset, rows = e.args
-    shape = _Shape(w, stride, blocks, tokens, xs, ys, y_offset, rows)
-    work = _Work(stripes, halves, tail)
+    shape = Shape(w, stride, blocks, tokens, xs, ys, y_offset, rows)
+    work = Work(stripes, halves, tail)
     with e.b.if_else(tokens.compare("==", 1).raw) as (one, many):
         with one:
             _rows_one(e, target, type_name, shape, work)
@@ -201,7 +205,7 @@ def emit_rows(module: ir.Module, target: Target, type_name: str) -> str:
     return name
 
 
-class _Shape:
+class Shape:
     """The arguments of a rows function."""
 
     def __init__(
@@ -215,14 +219,14 @@ class _Shape:
         return e.load(I64, self.ys + t * 8, align=8) + self.y_offset
 
 
-class _Work:
+class Work:
     """Stack memory: stripes [tokens, 8 rows, 8], half sums [tokens, 8], a padded last group."""
 
     def __init__(self, stripes: V, halves: V, tail: V) -> None:
         self.stripes, self.halves, self.tail = stripes, halves, tail
 
 
-def _copy_tail(e: Emit, type_name: str, shape: _Shape, work: _Work, row: V, whole: V) -> None:
+def copy_tail(e: Emit, type_name: str, shape: Shape, work: Work, row: V, whole: V) -> None:
     """The blocks of `row` after `whole` groups, followed by zero blocks, at `work.tail`."""
     size = GROUP_BYTES[type_name]
     e.clear(work.tail, e.i64(size))
@@ -230,7 +234,7 @@ def _copy_tail(e: Emit, type_name: str, shape: _Shape, work: _Work, row: V, whol
     e.copy(work.tail, row + whole * size, rest)
 
 
-def _rows_one(e: Emit, target: Target, type_name: str, shape: _Shape, work: _Work) -> None:
+def _rows_one(e: Emit, target: Target, type_name: str, shape: Shape, work: Work) -> None:
     unpack, size = UNPACK[type_name], GROUP_BYTES[type_name]
     x = e.load(I64, shape.xs, align=8)
     y = shape.y(e, e.i64(0))
@@ -241,10 +245,10 @@ def _rows_one(e: Emit, target: Target, type_name: str, shape: _Shape, work: _Wor
         acc.set(0.0)
         with e.loop(0, whole) as g:
             w = row + g * size
-            _prefetch(e, type_name, w + AHEAD_ONE)
+            prefetch(e, type_name, w + AHEAD_ONE)
             _group_one(e, target, unpack, w, x + g * RECORD, acc)
         with e.when((shape.blocks % 8).compare("!=", 0)):
-            _copy_tail(e, type_name, shape, work, row, whole)
+            copy_tail(e, type_name, shape, work, row, whole)
             _group_one(e, target, unpack, work.tail, x + whole * RECORD, acc)
         e.store(acc.get(), work.stripes + (r % 8) * 32, align=32)
         with e.when((r % 8).compare("==", 7)):
@@ -253,7 +257,7 @@ def _rows_one(e: Emit, target: Target, type_name: str, shape: _Shape, work: _Wor
         _store_rest(e, shape, work.stripes, y)
 
 
-def _store_rest(e: Emit, shape: _Shape, stripes: V, y: V) -> None:
+def _store_rest(e: Emit, shape: Shape, stripes: V, y: V) -> None:
     """Fold the last rows, fewer than eight, and store them one by one."""
     folded = e.scratch(32)
     e.store(fold_rows(e, stripes), folded, align=32)
@@ -261,7 +265,7 @@ def _store_rest(e: Emit, shape: _Shape, stripes: V, y: V) -> None:
     e.copy(y + (shape.rows - rest) * 4, folded, rest * 4)
 
 
-def _rows_many(e: Emit, target: Target, type_name: str, shape: _Shape, work: _Work) -> None:
+def _rows_many(e: Emit, target: Target, type_name: str, shape: Shape, work: Work) -> None:
     unpack, size = UNPACK[type_name], GROUP_BYTES[type_name]
     whole = shape.blocks // 8
     with e.loop(0, shape.rows, TILE_ROWS) as first:
@@ -272,13 +276,13 @@ def _rows_many(e: Emit, target: Target, type_name: str, shape: _Shape, work: _Wo
             tokens = Tokens(shape.tokens, shape.xs, g * RECORD, work.halves)
             with e.loop(0, rows) as r:
                 w = shape.w + (first + r) * shape.stride + g * size
-                _prefetch(e, type_name, w + AHEAD_MANY * size)
+                prefetch(e, type_name, w + AHEAD_MANY * size)
                 _group_many(e, target, unpack, w, tokens, work.stripes + r * 32)
         with e.when((shape.blocks % 8).compare("!=", 0)):
             tokens = Tokens(shape.tokens, shape.xs, whole * RECORD, work.halves)
             with e.loop(0, rows) as r:
                 row = shape.w + (first + r) * shape.stride
-                _copy_tail(e, type_name, shape, work, row, whole)
+                copy_tail(e, type_name, shape, work, row, whole)
                 _group_many(e, target, unpack, work.tail, tokens, work.stripes + r * 32)
         folded = e.scratch(32)
         with e.loop(0, shape.tokens) as t:

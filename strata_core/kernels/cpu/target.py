@@ -7,6 +7,7 @@ All give the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import llvmlite.binding as llvm
@@ -15,7 +16,6 @@ from llvmlite import ir
 
 from strata_core.errors import UsageError
 from strata_core.kernels.cpu.emit import F16, F32X8, I8, I16, I16X16, I32, I32X8, Emit, V, vec
-from strata_core.kernels.exact_quant import MXFP4_VALUES
 
 Variant = Literal["vnni", "avx2", "portable"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -93,11 +93,11 @@ class Target:
             return half.bits(I16X8)
         return _narrow_by_integers(e, floats)
 
-    def mxfp4(self, e: Emit, nibbles: V) -> V:
-        """Sixteen nibbles, one a byte, as int16 values of docs/arithmetic.md, 3.2."""
-        table = e.const(vec(I8, 16), [int(v) for v in MXFP4_VALUES])
-        found = e.call("llvm.x86.ssse3.pshuf.b.128", vec(I8, 16), table, nibbles)
-        return found.sext(I16X16)
+    def look_up(self, e: Emit, table: Sequence[int], words: V) -> V:
+        """Each byte of sixteen words, all below 16, replaced by the table's byte of that number."""
+        bytes_ = vec(I8, 32)
+        whole = e.const(bytes_, [*table, *table])
+        return e.call("llvm.x86.avx2.pshuf.b", bytes_, whole, words.bits(bytes_)).bits(I16X16)
 
 
 def _narrow_by_integers(e: Emit, floats: V) -> V:

@@ -17,6 +17,7 @@ from attrs import frozen
 from strata_core.checkpoint.types import TYPES
 from strata_core.kernels.cpu.emit import F32, F32X8, I8, I16, I16X16, I32, I32X8, I64, Emit, V, vec
 from strata_core.kernels.cpu.target import Target
+from strata_core.kernels.exact_quant import MXFP4_VALUES
 
 I8X16 = vec(I8, 16)
 I8X8 = vec(I8, 8)
@@ -142,6 +143,13 @@ def _q5_1(e: Emit, target: Target, p: V, at: int) -> tuple[V, V]:
     return _with_fifth(e, first, p, at + 4, 16, 0), _with_fifth(e, second, p, at + 6, 16, 0)
 
 
+MXFP4_TABLE = [int(v) + 12 for v in MXFP4_VALUES]
+"""Values that are not negative, by nibble."""
+
+MXFP4_BIAS = MXFP4_TABLE[0] * 256 + 12
+"""A word's upper byte, which is 0, is looked up as well; both offsets are settled with the sums."""
+
+
 def _mxfp4_value(e: Emit, n: V) -> V:
     """Twice the E2M1 value of a nibble: 0 1 2 3 4 6 8 12, negative from 8 on."""
     size = n & 7
@@ -152,12 +160,10 @@ def _mxfp4_value(e: Emit, n: V) -> V:
 
 
 def _mxfp4(e: Emit, target: Target, p: V, b: int) -> tuple[V, V]:
-    stride = TYPES["MXFP4"].block_bytes
+    first, second = _nibbles(e, target, p, b * TYPES["MXFP4"].block_bytes + 1)
     if target.shuffles_bytes:
-        n = e.load(I8X16, p, b * stride + 1)
-        return target.mxfp4(e, n & 15), target.mxfp4(e, n >> 4)
-    first, second = _nibbles(e, target, p, b * stride + 1)
-    return _mxfp4_value(e, first), _mxfp4_value(e, second)
+        return target.look_up(e, MXFP4_TABLE, first), target.look_up(e, MXFP4_TABLE, second)
+    return _mxfp4_value(e, first) + MXFP4_BIAS, _mxfp4_value(e, second) + MXFP4_BIAS
 
 
 def _mxfp4_scales(e: Emit, target: Target, p: V) -> Scales:
@@ -263,7 +269,7 @@ UNPACK: dict[str, Unpack] = {
     "Q4_1": _simple("Q4_1", _q4_1, low=True),
     "Q5_0": _simple("Q5_0", _q5_0),
     "Q5_1": _simple("Q5_1", _q5_1, low=True),
-    "MXFP4": Unpack(_address, _mxfp4, _mxfp4_scales),
+    "MXFP4": Unpack(_address, _mxfp4, _mxfp4_scales, bias=MXFP4_BIAS),
     "Q4_K": Unpack(_open_super, _q4_k, _k_scales, sign=-1, odd_shift=4),
     "Q5_K": Unpack(_open_super, _q5_k, _k_scales, sign=-1, odd_shift=4),
     "Q6_K": Unpack(_open_super, _q6_k, _q6_k_scales),
