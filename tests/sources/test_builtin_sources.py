@@ -125,8 +125,11 @@ def test_a_file_that_shrinks_while_it_is_read_names_expert_and_file(tmp_path: Pa
     assert allocator._maps == {}, "what was reserved was not given back"
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("source", ["arena", "mmap"])
-def test_an_exponent_that_is_no_number_names_the_expert(source: str, tmp_path: Path) -> None:
+def test_an_exponent_that_is_no_number_names_the_expert(
+    source: str, backend: str, tmp_path: Path
+) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_gguf(path, hyper=tiny_hyper(experts=2, top_k=2), expert_type="MXFP4")
     piece = open_checkpoint(path).experts.pieces(Expert(1, 1))[1]
@@ -135,7 +138,7 @@ def test_an_exponent_that_is_no_number_names_the_expert(source: str, tmp_path: P
     path.write_bytes(data)
 
     def use() -> None:
-        with strata_core.load(path, backend="reference", source=source) as model:
+        with strata_core.load(path, backend=backend, source=source) as model:
             model.logits([1, 2, 3])
 
     with pytest.raises(CheckpointError, match="expert 1 of layer 1"):

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from strata_core.checkpoint.scales import check_scales
 from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import (
     Expert,
@@ -55,7 +56,7 @@ class CpuExecutor:
     ) -> None:
         self._program, self._limits = program, limits
         self._library, self._pool = library, pool
-        self._source = source
+        self._source, self._files = source, experts
         self._storage = Storage()
         self._frame = Frame(self._storage, limits, program.rope, program.top_k)
         status = self._storage.zeros((1,), np.uint32)
@@ -191,12 +192,24 @@ class CpuExecutor:
         for value in op.args.values():
             if isinstance(value, Weight) and value.layer is not None:
                 layer = value.layer
+        self._check_experts(layer if isinstance(layer, int) else self._program.kv_layers)
         where = "outside the layers" if layer is None else f"in layer {layer}"
         return EngineError(
             f"{op.kernel} {where} met a value that is not finite",
             "a weight or an activation overflowed, or the file is damaged",
-            "check the model file with `strata inspect`",
+            "compare the model file's checksum with its source, or use another model",
         )
+
+    def _check_experts(self, last: int) -> None:
+        """Raise the CheckpointError of an expert up to layer `last` whose scales are no numbers.
+
+        Experts in a mapped file are not looked through before they are used: that would read it.
+        """
+        for layer, layout in self._files.layouts.items():
+            for index in range(self._files.count if layer <= last else 0):
+                expert = Expert(layer, index)
+                for part, data in zip(layout.parts, self._files.mapped(expert), strict=True):
+                    check_scales(part.type, data, str(expert))
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Experts and bytes computed by the CPU lane; tokens that share an expert count each."""
