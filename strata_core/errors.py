@@ -71,6 +71,14 @@ class EngineError(StrataError):
     """A round failed; the sequences it served are closed, the engine itself goes on."""
 
 
+class DeviceError(StrataError):
+    """A verb of an accelerator failed; names the verb, the device and the driver's error."""
+
+
+class Refused(DeviceError):
+    """Memory was asked for and not granted; whoever asked may go on with less, and says so."""
+
+
 ERRORS: Mapping[str, type[StrataError]] = {
     kind.__name__: kind
     for kind in (
@@ -81,6 +89,8 @@ ERRORS: Mapping[str, type[StrataError]] = {
         SelectionError,
         DoesNotFit,
         EngineError,
+        DeviceError,
+        Refused,
     )
 }
 """Every class of error by its name, as `as_json` and the engine's messages give it."""

@@ -17,13 +17,15 @@ MODULES = sorted(CORE.rglob("*.py"))
 
 LAYERS = [
     {
-        "errors", "interfaces", "hookspecs", "plugins", "selection", "machine", "setting_table",
-        "config", "builtin", "plugin_report", "demo",
+        "errors", "interfaces", "runtime", "hookspecs", "plugins", "selection", "machine",
+        "setting_table", "config", "builtin", "plugin_report", "demo",
     },
     {"checkpoint"},
+    {"pack"},
     {"plan"},
     {"memory"},
     {"sources"},
+    {"cache"},
     {"kernels"},
     {"sampler", "tokenizer"},
     {"model"},
