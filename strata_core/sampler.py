@@ -8,15 +8,16 @@ position + 1 as counter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from attrs import Attribute, field, frozen
 from numpy.typing import NDArray
 
-from strata_core.errors import EngineError, UsageError
+from strata_core.errors import Degradation, EngineError, UsageError
+from strata_core.kernels.exact_math import exp
 
 Floats = NDArray[np.float32]
 
@@ -70,33 +71,95 @@ class Sampling:
     seed: int = field(default=0, validator=_at_least(0, 2**64 - 1, whole=True))
 
 
+class Sampler(Protocol):
+    """Whatever draws tokens as `sample` does."""
+
+    def __call__(
+        self, logits: Floats, sampling: Sampling, history: Sequence[int], position: int, /
+    ) -> int:
+        """The token that follows at `position`; see `sample`."""
+
+
 def sample(logits: Floats, sampling: Sampling, history: Sequence[int], position: int) -> int:
     """The token that follows at `position`, from its float32 logits [vocabulary].
 
     `history` are the ids before it, for the repetition penalty. `logits` is not changed. Raises
-    EngineError where a logit is not a number or none is finite.
+    EngineError where a logit is not a number or none is finite. docs/arithmetic.md, section 12,
+    plainly; `open_sampler` gives the same compiled.
     """
-    if np.isnan(logits).any() or not np.isfinite(logits.max()):
-        raise EngineError(
-            f"the logits of position {position} are not finite",
-            "a weight or an activation overflowed, or the file is damaged",
-            "compare the model file's checksum with its source, or use another model",
-        )
+    _check_finite(logits, position)
     scores = _penalised(logits, sampling, history)
     if sampling.temperature == 0:
         return int(scores.argmax())
-    # The largest becomes 0 first, so that no temperature, however small, overflows it.
-    relative = scores.astype(np.float64) - float(scores.max())
-    with np.errstate(over="ignore"):
-        kept, weights = _filtered(relative / sampling.temperature, sampling)
-    point = uniform(sampling.seed, position) * weights.sum()
-    return int(kept[min(int(np.searchsorted(weights.cumsum(), point, "right")), len(kept) - 1)])
+    weights = _weights(scores, sampling)
+    point = (_random_bits(sampling.seed, position) * int(weights.sum())) >> 53
+    return int(np.searchsorted(weights.cumsum(), point, "right"))
+
+
+def open_sampler(options: Mapping[str, Any], degrade: Callable[[Degradation], None]) -> Sampler:
+    """The compiled sampler, for one thread; where nothing can be compiled, `sample` itself.
+
+    `options` are settings by key, as for `open_compiler`.
+    """
+    try:
+        from strata_core.kernels.cpu.jit import open_compiler
+        from strata_core.kernels.cpu.sampling import CompiledDraw
+    except ImportError as error:
+        degrade(
+            Degradation(
+                what="tokens are drawn without compiled code",
+                why=f"the package llvmlite cannot be used: {error}",
+                cost="the same tokens, some milliseconds later each",
+                remedy="pip install llvmlite",
+            )
+        )
+        return sample
+    draw = CompiledDraw(open_compiler(options, degrade))
+
+    def compiled(
+        logits: Floats, sampling: Sampling, history: Sequence[int], position: int, /
+    ) -> int:
+        scores = np.ascontiguousarray(logits, np.float32)
+        if sampling.repetition_penalty != 1:
+            _check_finite(logits, position)
+            scores = _penalised(scores, sampling, history)
+        token = draw(
+            scores,
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            _least_weight(sampling),
+            sampling.seed,
+            position,
+        )
+        if token < 0:
+            raise _not_finite(position)
+        return token
+
+    return compiled
 
 
 def uniform(seed: int, position: int) -> float:
     """The random number in [0, 1) of a position: the top 53 bits of Philox4x64's first word."""
-    word = np.random.Philox(key=seed, counter=position).random_raw()
-    return float(int(word) >> 11) * 2.0**-53
+    return _random_bits(seed, position) * 2.0**-53
+
+
+def _random_bits(seed: int, position: int) -> int:
+    return int(np.random.Philox(key=seed, counter=position).random_raw()) >> 11
+
+
+def _check_finite(logits: Floats, position: int) -> None:
+    # the largest of numbers with a NaN among them is a NaN
+    if not np.isfinite(logits.max()):
+        raise _not_finite(position)
+
+
+def _not_finite(position: int) -> EngineError:
+    return EngineError(
+        f"the logits of position {position} are not finite",
+        "a weight or an activation overflowed, or the file is damaged",
+        "compare the model file's checksum with its source, or use another model",
+    )
 
 
 def _penalised(logits: Floats, sampling: Sampling, history: Sequence[int]) -> Floats:
@@ -112,22 +175,35 @@ def _penalised(logits: Floats, sampling: Sampling, history: Sequence[int]) -> Fl
     return scores
 
 
-def _filtered(
-    scores: NDArray[np.float64], sampling: Sampling
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Ids kept by the filters, likeliest first (ties: lowest id first), with their weights.
+WEIGHT_ONE = 1 << 40
+"""The weight of the likeliest token; whole numbers, so that a sum has no order."""
 
-    `scores` are at most 0, the largest is 0.
-    """
+
+_SILENT = -28.0
+"""e to this power weighs less than 1, and so nothing."""
+
+
+def _least_weight(sampling: Sampling) -> int:
+    """The least weight that `min_p` keeps."""
+    return int(sampling.min_p * WEIGHT_ONE)
+
+
+def _weights(scores: Floats, sampling: Sampling) -> NDArray[np.int64]:
+    """The weight of every id, 0 where a filter leaves it out."""
+    # The largest becomes 0 first, so that no temperature, however small, overflows it.
+    relative = scores.astype(np.float64) - float(scores.max())
+    with np.errstate(over="ignore"):
+        powers = (relative / sampling.temperature).astype(np.float32)
+    weights = np.zeros(len(scores), np.int64)
+    heard = powers > _SILENT
+    weights[heard] = (exp(powers[heard]) * np.float32(WEIGHT_ONE)).astype(np.int64)
     order = np.argsort(-scores, kind="stable")
     if sampling.top_k:
-        order = order[: sampling.top_k]
-    weights = np.exp(scores[order])
+        weights[order[sampling.top_k :]] = 0
     if sampling.top_p < 1:
-        share = weights.cumsum() / weights.sum()
-        keep = int(np.searchsorted(share, sampling.top_p, "left")) + 1
-        order, weights = order[:keep], weights[:keep]
-    if sampling.min_p > 0:
-        keep = int((weights >= sampling.min_p * weights[0]).sum())
-        order, weights = order[:keep], weights[:keep]
-    return order, weights
+        total = int(weights.sum())
+        need = max(1, min(int(sampling.top_p * float(total)), total))
+        kept = int(np.searchsorted(weights[order].cumsum(), need, "left")) + 1
+        weights[order[kept:]] = 0
+    weights[weights < _least_weight(sampling)] = 0
+    return weights

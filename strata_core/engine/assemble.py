@@ -30,6 +30,7 @@ from strata_core.interfaces import (
 from strata_core.plan.explain import does_not_fit
 from strata_core.plugins import Offer
 from strata_core.plugins.guard import describe
+from strata_core.sampler import open_sampler
 from strata_core.tokenizer import Tokenizer
 
 _Made = TypeVar("_Made")
@@ -85,6 +86,7 @@ def start(
             vocabulary=prepared.checkpoint.hyper.vocabulary,
             eos=frozenset(tokenizer.eos if tokenizer else prepared.checkpoint.hyper.eos),
             tokenizer=tokenizer,
+            sampler=open_sampler(prepared.settings.options(), degradations.report),
         )
         engine.start()
         return Running(engine=engine, executor=executor, parts=parts.pop_all())

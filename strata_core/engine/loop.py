@@ -31,6 +31,7 @@ from strata_core.engine.request import Request, Send, Sink, never_begun
 from strata_core.engine.step import Sequence, step
 from strata_core.errors import EngineError, UsageError
 from strata_core.interfaces import Executor, Limits
+from strata_core.sampler import Sampler, sample
 from strata_core.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
@@ -40,10 +41,11 @@ Floats = NDArray[np.float32]
 class Engine:
     """Owns the executor from `start` to the end of its thread.
 
-    `max_running` requests share the rounds; others wait in order of arrival. `send` may be called
-    from any thread; the sink given with a command receives its events, on the engine's thread, and
-    must not block. Every `Submit` is answered by a `Finished` or `Failed`, whatever happens: also
-    one that is sent after the end, then on the sender's own thread.
+    `max_running` requests share the rounds; others wait in order of arrival. `sampler` draws their
+    tokens, on the engine's thread. `send` may be called from any thread; the sink given with a
+    command receives its events, on the engine's thread, and must not block. Every `Submit` is
+    answered by a `Finished` or `Failed`, whatever happens: also one that is sent after the end,
+    then on the sender's own thread.
     """
 
     executor: Executor
@@ -52,6 +54,7 @@ class Engine:
     eos: frozenset[int]
     tokenizer: Tokenizer | None
     max_running: int = 1
+    sampler: Sampler = sample
     _inbox: SimpleQueue[tuple[Command, Sink]] = field(factory=SimpleQueue)
     _waiting: deque[tuple[Submit, Sink]] = field(factory=deque)
     _running: dict[str, Request] = field(factory=dict)
@@ -196,7 +199,7 @@ class Engine:
                 sink(Failed.of(submit.request, error))
                 continue
             self._running[submit.request] = Request(
-                submit, sink, sequence, self.limits, self.eos, stream
+                submit, sink, sequence, self.limits, self.eos, stream, self.sampler
             )
 
     def _cancel(self, name: str) -> None:

@@ -21,7 +21,7 @@ from strata_core.engine.messages import (
 )
 from strata_core.engine.step import Feed, KernelClass, Sequence, prompt_class
 from strata_core.interfaces import Limits
-from strata_core.sampler import sample
+from strata_core.sampler import Sampler, sample
 from strata_core.tokenizer.stream import TextStream
 
 Send = Callable[[Event], None]
@@ -60,6 +60,7 @@ class Request:
     limits: Limits
     eos: frozenset[int]
     stream: TextStream | None
+    sampler: Sampler = sample
     history: list[int] = field(factory=list)
     text: list[str] = field(factory=list)
     rounds: int = 0
@@ -124,7 +125,7 @@ class Request:
 
     def _draw(self, logits: NDArray[np.float32]) -> None:
         position = len(self.history)
-        token = sample(logits, self.submit.sampling, self.history, position)
+        token = self.sampler(logits, self.submit.sampling, self.history, position)
         self.history.append(token)
         ended = token in self.eos and not self.submit.ignore_eos
         shown = ""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from math import floor
-from pathlib import Path
 
 from strata_core.builtin import CPU
-from strata_core.config import cache_folder
 from strata_core.errors import Degradation
 from strata_core.interfaces import (
     Backend,
@@ -20,10 +18,10 @@ from strata_core.interfaces import (
     Weights,
 )
 from strata_core.kernels.cpu.executor import CpuExecutor
-from strata_core.kernels.cpu.jit import Compiler, Report
+from strata_core.kernels.cpu.jit import Compiler, Report, open_compiler
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
-from strata_core.kernels.cpu.target import Target, host_target
+from strata_core.kernels.cpu.target import Target
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
 
@@ -72,11 +70,8 @@ def threads_of(machine: Machine) -> int:
 
 def build(context: BackendContext) -> Backend:
     """The backend of the record `cpu`."""
-    target = host_target()
-    _report_slow(target, context.degrade)
-    named = context.options.get("cache_dir")
-    folder = Path(named) if named else cache_folder()
-    compiler = Compiler(target, folder / "kernels" if folder else None, context.degrade)
+    compiler = open_compiler(context.options, context.degrade)
+    _report_slow(compiler.target, context.degrade)
     return CpuBackend(compiler, context.options.get("threads") or threads_of(context.machine))
 
 

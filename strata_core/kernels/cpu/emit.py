@@ -14,8 +14,8 @@ from typing import Any
 from attrs import frozen
 from llvmlite import ir
 
-I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
+I1, I8, I16, I32, I64, I128 = (ir.IntType(n) for n in (1, 8, 16, 32, 64, 128))
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 VOID = ir.VoidType()
 POINTER = ir.PointerType()
 
@@ -33,7 +33,7 @@ def _element(kind: ir.Type) -> ir.Type:
 
 
 def _is_float(kind: ir.Type) -> bool:
-    return isinstance(_element(kind), ir.HalfType | ir.FloatType)
+    return isinstance(_element(kind), ir.HalfType | ir.FloatType | ir.DoubleType)
 
 
 def constant(kind: ir.Type, value: Any) -> ir.Constant:
@@ -145,6 +145,14 @@ class V:
     def to_int(self, kind: ir.Type = I32X8) -> V:
         """A float that is a whole number as a signed integer."""
         return V(self.e, self.e.b.fptosi(self.raw, kind))
+
+    def widen(self, kind: ir.Type) -> V:
+        """A float as a wider one, exactly."""
+        return V(self.e, self.e.b.fpext(self.raw, kind))
+
+    def narrow(self, kind: ir.Type) -> V:
+        """A float as a narrower one, to nearest even."""
+        return V(self.e, self.e.b.fptrunc(self.raw, kind))
 
     def __getitem__(self, index: V | int) -> V:
         """One element of a vector."""
