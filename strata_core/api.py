@@ -25,7 +25,7 @@ from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits,
 from strata_core.engine.perplexity import Perplexity, perplexity
 from strata_core.engine.prepare import Prepared, prepare
 from strata_core.errors import Degradation, Degradations, StrataError, UsageError
-from strata_core.interfaces import Progress
+from strata_core.interfaces import Capabilities, Progress
 from strata_core.machine import Machine, read_machine
 from strata_core.plan.plan import Plan
 from strata_core.sampler import Sampling
@@ -80,12 +80,14 @@ class Model:
         sampling: Sampling | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        continuation: Sequence[int] = (),
         **sampling_fields: Any,
     ) -> Iterator[Event]:
         """Continue a prompt (text or token ids): PromptProgress and Token events, then Finished.
 
         Sampling is greedy unless `sampling` or its fields (`temperature=0.8`, `seed=1`, ...) say
-        otherwise. A request that fails raises its StrataError. Closing the iterator cancels the
+        otherwise. `continuation` are ids to feed in place of the first ones drawn, for measuring.
+        A request that fails raises its StrataError. Closing the iterator cancels the
         request.
         """
         if sampling is not None and sampling_fields:
@@ -104,6 +106,7 @@ class Model:
             sampling=sampling or Sampling(**sampling_fields),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_eos=ignore_eos,
+            continuation=_token_ids(continuation),
             logits="none" if dump is None else "first",
         )
         for event in self._events(submit):
@@ -164,6 +167,16 @@ class Model:
             # generator is collected there.
             if not ended:
                 engine.send(Cancel(submit.request), queue.put)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the built backend can do, after its self-test."""
+        return self._running.backend.capabilities
+
+    @property
+    def kv_type(self) -> str:
+        """Type of the stored keys and values."""
+        return self._running.engine.limits.kv_type
 
     @property
     def counters(self) -> Mapping[str, Mapping[str, int]]:

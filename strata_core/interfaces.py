@@ -5,8 +5,7 @@ Each role has a record (light, returned by a hook) whose `probe` says whether it
 machine and whose `build` makes the object that does. Records are plain data: nothing here imports
 a GPU library, and no hook is called after start.
 
-The interface version is `API` = (major, minor). A plugin states the version it was written for;
-core accepts the same major with any minor up to its own.
+`API` is (major, minor): core accepts plugins for the same major and any minor up to its own.
 
 Unless a docstring says otherwise: sizes and offsets are bytes, addresses are integers in the host
 address space, and a method is called from the thread that called `build`.
@@ -60,7 +59,8 @@ class Capabilities:
 
     `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement.
     `dense_bytes(type, elements)` is the memory that dense weights take in it (None: as stored);
-    `expert_bytes(layout)` what it holds of an expert being computed, beside the blob (None: 0).
+    `expert_bytes(layout)` what it holds of an expert being computed, beside the blob (None: 0);
+    `threads` how many of the CPU compute (None: not known, as in a record).
     """
 
     types: frozenset[str] | None = None
@@ -68,6 +68,7 @@ class Capabilities:
     exact: bool = False
     dense_bytes: Callable[[str, int], int] | None = None
     expert_bytes: Callable[[BlobLayout], int] | None = None
+    threads: int | None = None
 
 
 @frozen(kw_only=True)
@@ -78,9 +79,8 @@ class BackendRecord:
     the plugin was written for. `supersedes` names records that `auto` drops when this one is
     usable; `fallback` marks one that `auto` takes only when nothing else is usable.
     `probe(machine)` answers from the machine's facts in well under a second and opens no device
-    context; what it has to look up it asks through `machine.observe`, so that the answer can be
-    given again for a recorded machine. `build` may be called once per model. `capabilities` is
-    what it can do anywhere, for planning; a built backend may offer less on its machine.
+    context; what it looks up it asks through `machine.observe`, so that it can be replayed.
+    `build` may be called once per model. `capabilities` is what it can do anywhere, for planning.
     """
 
     name: str
@@ -264,8 +264,8 @@ class View:
 class Source(Protocol):
     """Supplies blobs from host memory or a file.
 
-    One thread, the engine's, calls everything but `read_into`, which any thread may call at any
-    time between `build` and `close`. After a failed call the source is as it was before it.
+    One thread, the engine's, calls everything but `read_into`, which any thread may call between
+    `build` and `close`. After a failed call the source is as it was before it.
     """
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
@@ -433,7 +433,7 @@ class Backend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do on this machine; fixed after `build`."""
+        """What it can do on this machine; fixed after `build`, but `bind` may clear `exact`."""
 
     def bind(
         self,

@@ -239,6 +239,14 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("fp32", "fp16", "int8"),
     ),
     _set(
+        "exact_prompt",
+        "switch",
+        "model",
+        "Compute prompts of any length as windows, so that every backend gives the same bits. On "
+        "cpu and reference prompts have those bits anyway.",
+        default=False,
+    ),
+    _set(
         "cache_dir",
         "path",
         "model",
@@ -280,7 +288,6 @@ SETTINGS: tuple[Setting, ...] = (
     _later("adapt_swaps"),
     _later("pcie_frac"),
     _later("prefill"),
-    _later("exact_prompt", "switch"),
     _later("verify_reads"),
     _later("spec"),
     _later("spec_min_p"),

@@ -51,10 +51,10 @@ def command_object(
     """Measure how fast MODEL computes a prompt and how fast it generates.
 
     The two are measured apart, each in an empty context that is as long as the longer of them, or
-    as --max-context says: a prompt of random token ids, and a greedy continuation of one token that
-    ignores the end of the text. Of each kind one run is not counted; the figures are medians over
-    the others, with the lowest and the highest. docs/benchmarks.md says how to set them beside
-    another program's.
+    as --max-context says: a prompt of random token ids, and random ids fed one by one, with a token
+    drawn after each. Of each kind one run is not counted; the figures are medians over the others,
+    with the lowest and the highest. docs/benchmarks.md says how to set them beside another
+    program's.
     """
     context = _context(invocation, model, prompt, decode)
     console = invocation.console
@@ -68,13 +68,14 @@ def command_object(
         finally:
             progress.close()
         took = time.perf_counter() - started
-        machine = _machine(invocation)
+        machine = _machine(running)
         console.text(_text(machine, measured))
         console.document(
             {
                 "model": model,
                 **_figures(bench, measured),
                 "context": context,
+                "kv": running.kv_type,
                 "machine": machine,
                 **facts(running),
                 "timings": _timings(running, measured, took),
@@ -134,9 +135,10 @@ def _bench(model: Model, prompt: int, decode: int, repeats: int, seed: int) -> B
 def _generate(model: Model) -> Any:
     from strata_core.engine.messages import Finished
 
-    def generate(ids: tuple[int, ...], tokens: int) -> Finished:
+    def generate(ids: tuple[int, ...], later: tuple[int, ...], tokens: int) -> Finished:
         last = None
-        for last in model.generate(ids, max_tokens=tokens, ignore_eos=True):  # noqa: B007
+        events = model.generate(ids, max_tokens=tokens, ignore_eos=True, continuation=later)
+        for last in events:  # noqa: B007
             pass
         if not isinstance(last, Finished):
             raise EngineError(
@@ -147,8 +149,8 @@ def _generate(model: Model) -> Any:
     return generate
 
 
-def _machine(invocation: Invocation) -> dict[str, Any]:
-    """The processor, the cores this process may use, the threads asked for (None: not named)."""
+def _machine(model: Model) -> dict[str, Any]:
+    """The processor, the cores this process may use, the threads that compute (None: unknown)."""
     from strata_core.machine import read_machine
 
     machine = read_machine()
@@ -157,7 +159,7 @@ def _machine(invocation: Invocation) -> dict[str, Any]:
         "physical_cores": machine.physical_cores,
         "logical_cores": machine.logical_cores,
         "cpu_quota": machine.cpu_quota,
-        "threads": invocation.settings().threads,
+        "threads": model.capabilities.threads,
     }
 
 
@@ -197,10 +199,10 @@ def _timings(model: Model, measured: tuple[Series, ...], took: float) -> dict[st
 
 
 def _text(machine: dict[str, Any], measured: tuple[Series, ...]) -> str:
-    asked = machine["threads"]
-    threads = "threads as the backend finds best"
-    if asked is not None:
-        threads = "1 thread" if asked == 1 else f"{asked} threads"
+    count = machine["threads"]
+    threads = "threads not known"
+    if count is not None:
+        threads = "1 thread" if count == 1 else f"{count} threads"
     rows = [
         (
             series.kind,

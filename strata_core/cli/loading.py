@@ -34,10 +34,14 @@ def loaded(invocation: Invocation, name: str, **options: Any) -> Iterator[Model]
 
 
 def facts(model: Model) -> dict[str, Any]:
-    """What every document about a loaded model holds: selections, counters, degradations."""
+    """What every document about a loaded model holds.
+
+    Selections, counters, degradations, and whether tokens are those of docs/arithmetic.md.
+    """
     counters = model.counters
     return {
         "selections": [selection.as_json() for selection in model.selections],
+        "exact": model.capabilities.exact,
         "counters": {
             lane: dict(counters.get(lane, {"experts": 0, "bytes": 0}))
             for lane in (*LANES, *(lane for lane in counters if lane not in LANES))

@@ -45,6 +45,7 @@ class Running:
 
     engine: Engine
     executor: Executor
+    backend: Backend
     parts: ExitStack
 
     def close(self) -> None:
@@ -87,9 +88,10 @@ def start(
             eos=frozenset(tokenizer.eos if tokenizer else prepared.checkpoint.hyper.eos),
             tokenizer=tokenizer,
             sampler=open_sampler(prepared.settings.options(), degradations.report),
+            exact_prompt=prepared.settings.exact_prompt,
         )
         engine.start()
-        return Running(engine=engine, executor=executor, parts=parts.pop_all())
+        return Running(engine=engine, executor=executor, backend=backend, parts=parts.pop_all())
 
 
 def _build_backend(prepared: Prepared, degradations: Degradations) -> Backend:

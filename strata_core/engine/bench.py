@@ -2,10 +2,10 @@
 
 The two kinds of run are llama-bench's tests `pp` and `tg`, so that figures can be set side by
 side. A prompt run computes a prompt of the given length in an empty context, with the logits of its
-last position. A decode run feeds one token a round, the first at position 0, each later one the
-token drawn before (greedy, an end-of-text token is an ordinary one); its time is that of all
-rounds, the one of the first token included. Ids are uniform over the vocabulary. Each kind is run
-once before it counts.
+last position. A decode run feeds one token a round, the first at position 0; each round ends with a
+token drawn (greedy), but the next one fed is a random id as well. Its time is that of all rounds,
+the one of the first token included. Ids are uniform over the vocabulary. Each kind is run once
+before it counts.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from strata_core.engine.messages import Finished
 from strata_core.errors import EngineError
 
 Kind = Literal["prompt", "decode"]
-Generate = Callable[[tuple[int, ...], int], Finished]
-"""Runs a prompt, continues it greedily by so many tokens, whatever they are; how it went."""
+Generate = Callable[[tuple[int, ...], tuple[int, ...], int], Finished]
+"""Runs a prompt and so many tokens after it, of which it is given all but the last; how it went."""
 
 
 @frozen
 class Run:
     """One counted run: the tokens it computed, its seconds, its rounds of one token.
 
-    `distinct` counts the different ids that were fed. A greedy continuation may repeat itself, and
-    then asks fewer experts than a text would.
+    `distinct` counts the different ids that were fed.
     """
 
     tokens: int
@@ -90,8 +89,8 @@ class Bench:
         return len(self.kinds) * (self.repeats + 1)
 
     def ids(self, kind: Kind, run: int) -> tuple[int, ...]:
-        """The prompt of a run: its length uniform ids, or one; run 0 is the one not counted."""
-        count = self.prompt if kind == "prompt" else 1
+        """The uniform ids that a run feeds, in order; run 0 is the one not counted."""
+        count = self.prompt if kind == "prompt" else self.decode
         numbers = np.random.default_rng((self.seed, int(kind == "decode"), run))
         drawn = [int(i) for i in numbers.integers(self.vocabulary, size=count)]
         return tuple(drawn if self.first is None else [self.first, *drawn[1:]])
@@ -120,8 +119,8 @@ class Bench:
 
     def _run(self, kind: Kind, number: int, generate: Generate) -> Run:
         ids = self.ids(kind, number)
-        wanted = 0 if kind == "prompt" else self.decode
-        done = generate(ids, wanted)
+        fed_at_once, wanted = (len(ids), 0) if kind == "prompt" else (1, self.decode)
+        done = generate(ids[:fed_at_once], ids[fed_at_once:], wanted)
         if done.reason != "length" or len(done.token_ids) != wanted:
             raise EngineError(
                 f"a {kind} run ended after {len(done.token_ids)} of {wanted} tokens",
@@ -131,5 +130,4 @@ class Bench:
         if kind == "prompt":
             return Run(len(ids), done.prompt_s, done.rounds, len(set(ids)))
         # The last token drawn is not fed: as many rounds as tokens, the prompt's one among them.
-        fed = (*ids, *done.token_ids[:-1])
-        return Run(len(fed), done.prompt_s + done.decode_s, done.rounds + 1, len(set(fed)))
+        return Run(len(ids), done.prompt_s + done.decode_s, done.rounds + 1, len(set(ids)))

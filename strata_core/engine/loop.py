@@ -42,10 +42,10 @@ class Engine:
     """Owns the executor from `start` to the end of its thread.
 
     `max_running` requests share the rounds; others wait in order of arrival. `sampler` draws their
-    tokens, on the engine's thread. `send` may be called from any thread; the sink given with a
-    command receives its events, on the engine's thread, and must not block. Every `Submit` is
-    answered by a `Finished` or `Failed`, whatever happens: also one that is sent after the end,
-    then on the sender's own thread.
+    tokens, on the engine's thread; `exact_prompt` gives their prompts to window kernels. `send` may
+    be called from any thread; the sink given with a command receives its events, on the engine's
+    thread, and must not block. Every `Submit` is answered by a `Finished` or `Failed`, whatever
+    happens: also one that is sent after the end, then on the sender's own thread.
     """
 
     executor: Executor
@@ -55,6 +55,7 @@ class Engine:
     tokenizer: Tokenizer | None
     max_running: int = 1
     sampler: Sampler = sample
+    exact_prompt: bool = False
     _inbox: SimpleQueue[tuple[Command, Sink]] = field(factory=SimpleQueue)
     _waiting: deque[tuple[Submit, Sink]] = field(factory=deque)
     _running: dict[str, Request] = field(factory=dict)
@@ -180,6 +181,8 @@ class Engine:
                 "the number of tokens is a whole number of 0 and more",
                 "give 0 to compute the prompt alone",
             )
+        if submit.continuation:
+            check_ids("token of the continuation", submit.continuation, self.vocabulary)
         if submit.stop:
             if self.tokenizer is None:
                 raise UsageError(
@@ -199,7 +202,14 @@ class Engine:
                 sink(Failed.of(submit.request, error))
                 continue
             self._running[submit.request] = Request(
-                submit, sink, sequence, self.limits, self.eos, stream, self.sampler
+                submit,
+                sink,
+                sequence,
+                self.limits,
+                self.eos,
+                stream,
+                self.sampler,
+                self.exact_prompt,
             )
 
     def _cancel(self, name: str) -> None:
@@ -297,10 +307,15 @@ def check_prompt(prompt: tuple[int, ...], vocabulary: int, context: int) -> None
             f"the context holds {context} tokens",
             "shorten the prompt, or raise --max-context where the model allows it",
         )
-    for position, token in enumerate(prompt):
+    check_ids("prompt token", prompt, vocabulary)
+
+
+def check_ids(what: str, ids: tuple[int, ...], vocabulary: int) -> None:
+    """Raise UsageError for an id that the vocabulary lacks; `what` is what each of them is."""
+    for position, token in enumerate(ids):
         if not 0 <= token < vocabulary:
             raise UsageError(
-                f"prompt token {position} is {token}, which is not in the vocabulary",
+                f"{what} {position} is {token}, which is not in the vocabulary",
                 f"ids go from 0 to {vocabulary - 1}",
                 "check --prompt-ids against the model's tokenizer",
             )

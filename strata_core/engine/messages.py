@@ -32,6 +32,8 @@ class Submit:
 
     `request` is the sender's name for it, unique among running ones. `stop` are texts that end the
     continuation and are not part of it. With `ignore_eos` an end-of-text token is an ordinary one.
+    `continuation` are ids that follow the prompt whatever the logits say, for measuring: tokens are
+    drawn all the same, which takes its time, and those beyond its length stand.
     `logits` asks for `Logits` events: of every prompt position ("prompt"), or of the last one
     alone, from which the first token is drawn ("first").
     """
@@ -42,6 +44,7 @@ class Submit:
     sampling: Sampling = field(factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    continuation: tuple[int, ...] = ()
     logits: Literal["none", "first", "prompt"] = "none"
 
 

@@ -61,6 +61,7 @@ class Request:
     eos: frozenset[int]
     stream: TextStream | None
     sampler: Sampler = sample
+    exact_prompt: bool = False
     history: list[int] = field(factory=list)
     text: list[str] = field(factory=list)
     rounds: int = 0
@@ -98,7 +99,7 @@ class Request:
     @property
     def prompt_class(self) -> KernelClass:
         """Kernel class of the prompt's positions."""
-        return prompt_class(len(self.submit.prompt))
+        return prompt_class(len(self.submit.prompt), exact=self.exact_prompt)
 
     def take_prompt(self, logits: NDArray[np.float32]) -> None:
         """Account for a computed chunk; after the last one, draw the first token."""
@@ -126,6 +127,8 @@ class Request:
     def _draw(self, logits: NDArray[np.float32]) -> None:
         position = len(self.history)
         token = self.sampler(logits, self.submit.sampling, self.history, position)
+        given, number = self.submit.continuation, position - len(self.submit.prompt)
+        token = given[number] if number < len(given) else token
         self.history.append(token)
         ended = token in self.eos and not self.submit.ignore_eos
         shown = ""

@@ -69,9 +69,12 @@ class Feed:
     wanted: Wanted = "last"
 
 
-def prompt_class(prompt_tokens: int) -> KernelClass:
-    """The kernel class of a prompt's positions; it depends on the request alone."""
-    return "window" if prompt_tokens <= WINDOW_PROMPT else "prompt"
+def prompt_class(prompt_tokens: int, *, exact: bool = False) -> KernelClass:
+    """The kernel class of a prompt's positions; it depends on the request and the settings alone.
+
+    `exact` is --exact-prompt: window kernels whatever the length.
+    """
+    return "window" if exact or prompt_tokens <= WINDOW_PROMPT else "prompt"
 
 
 def step(

@@ -117,7 +117,8 @@ def _q5_1(raw: Bytes) -> Blocks:
 
 
 def _mxfp4(raw: Bytes) -> Blocks:
-    d = np.ldexp(np.float32(1), raw[..., 0].astype(np.int32) - 128)
+    exponent = raw[..., 0].astype(np.int32)
+    d = np.where(exponent == 255, np.inf, np.ldexp(1.0, exponent - 128))
     return _plain(MXFP4_VALUES[_nibbles(raw[..., 1:])], d.astype(np.float32))
 
 

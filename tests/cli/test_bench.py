@@ -36,7 +36,20 @@ def test_document(strata) -> None:
     assert set(LANES) <= set(document["counters"])
     assert isinstance(document["degradations"], list)
     assert document["machine"]["threads"] == 1
+    assert document["kv"] == "fp16"
+    assert document["exact"] is True
     assert document["machine"]["logical_cores"] >= document["machine"]["physical_cores"] >= 1
+
+
+def test_threads_are_those_that_compute(strata) -> None:
+    def threads(*args: str) -> int | None:
+        call = ("bench", "demo", "-p", "2", "-n", "1", "-r", "1", *args, "--json")
+        document = strata(*call).document
+        assert document["kv"] == ("fp32" if args else "fp16")
+        return document["machine"]["threads"]
+
+    assert threads() >= 1
+    assert threads("--backend", "reference") is None
 
 
 def test_every_run_computes_what_it_says(strata) -> None:

@@ -94,6 +94,7 @@ def test_document(strata) -> None:
     document = result.document
     assert len(document["token_ids"]) == 4
     assert document["reason"] == "length"
+    assert document["exact"] is True
     assert len(document["first_logits_sha256"]) == 64
     assert [item["role"] for item in document["selections"]] == ["backend", "allocator", "source"]
     assert set(LANES) <= set(document["counters"])

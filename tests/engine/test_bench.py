@@ -25,10 +25,12 @@ class Recorder:
 
     def __init__(self, change: Callable[[Finished], Finished] = lambda done: done) -> None:
         self.calls: list[tuple[tuple[int, ...], int]] = []
+        self.later: list[tuple[int, ...]] = []
         self.change = change
 
-    def __call__(self, ids: tuple[int, ...], tokens: int) -> Finished:
+    def __call__(self, ids: tuple[int, ...], later: tuple[int, ...], tokens: int) -> Finished:
         self.calls.append((ids, tokens))
+        self.later.append(later)
         return self.change(
             Finished(
                 request="r",
@@ -48,6 +50,7 @@ def test_runs_and_rates() -> None:
     model, seen = Recorder(), []
     prompt, decode = bench().measure(model, lambda *at: seen.append(at))
     assert [(len(ids), n) for ids, n in model.calls] == [(40, 0)] * 4 + [(1, 6)] * 4
+    assert [len(ids) for ids in model.later] == [0] * 4 + [5] * 4, "the last token is not fed"
     assert seen == [(k, 8) for k in range(1, 9)]
     # Calls 1 and 5 are not counted; a decode run lasts from its first token to its last.
     assert [run.seconds for run in prompt.runs] == [12, 13, 14]
@@ -94,8 +97,19 @@ def test_the_models_first_token_begins_every_run() -> None:
 
 def test_distinct_ids_count_what_was_fed() -> None:
     model = Recorder(lambda done: evolve(done, token_ids=(3, 3, 5, 3, 5, 999)))
-    (decode,) = bench(prompt=0, first=3).measure(model)
-    assert {run.distinct for run in decode.runs} == {2}, "the last token drawn is not fed"
+    (decode,) = bench(prompt=0, first=3, vocabulary=2).measure(model)
+    fed = [{*ids, *later} for (ids, _), later in zip(model.calls, model.later, strict=True)]
+    assert [run.distinct for run in decode.runs] == [len(ids) for ids in fed[1:]]
+    assert all(ids <= {0, 1, 3} for ids in fed), "what is fed is not what was drawn"
+
+
+def test_a_decode_run_feeds_random_ids() -> None:
+    model = Recorder()
+    bench(prompt=0, decode=500).measure(model)
+    assert len(set(model.later)) == 4, "every run has ids of its own"
+    ids = np.array(model.later)
+    assert ids.shape == (4, 499)
+    assert len(np.unique(ids)) > 700
 
 
 @pytest.mark.parametrize(

@@ -76,3 +76,4 @@ def test_a_failed_run_moves_no_sequence_on() -> None:
 @pytest.mark.parametrize(("tokens", "wanted"), [(1, "window"), (64, "window"), (65, "prompt")])
 def test_the_class_of_a_prompt_depends_on_its_length(tokens: int, wanted: str) -> None:
     assert prompt_class(tokens) == wanted
+    assert prompt_class(tokens, exact=True) == "window"

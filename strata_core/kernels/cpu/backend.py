@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import floor
 
+from attrs import evolve
+
 from strata_core.builtin import CPU
 from strata_core.errors import Degradation
 from strata_core.interfaces import (
@@ -21,6 +23,7 @@ from strata_core.kernels.cpu.executor import CpuExecutor
 from strata_core.kernels.cpu.jit import Compiler, Report, open_compiler
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
+from strata_core.kernels.cpu.self_test import check_cpu_lane
 from strata_core.kernels.cpu.target import Target
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
@@ -29,14 +32,16 @@ from strata_core.machine import Machine
 class CpuBackend:
     """A compiler, a library of kernels and a pool; executors share them."""
 
-    def __init__(self, compiler: Compiler, threads: int) -> None:
+    def __init__(self, compiler: Compiler, threads: int, degrade: Report) -> None:
         self._library = Library(compiler)
         self._pool = Pool(compiler, threads)
+        self._degrade = degrade
+        self._exact = True
 
     @property
     def capabilities(self) -> Capabilities:
-        """All types and KV types, exact; dense weights stay as stored."""
-        return CPU
+        """All types and KV types; dense weights stay as stored; exact unless a self-test failed."""
+        return evolve(CPU, exact=self._exact, threads=self._pool.threads)
 
     def bind(
         self,
@@ -47,7 +52,7 @@ class CpuBackend:
         limits: Limits,
         progress: Progress,
     ) -> Executor:
-        """Lower the program and compile its kernels, from the cache where they are there."""
+        """Lower the program, compile its kernels (or find them in the cache) and test them."""
         executor = CpuExecutor(program, weights, experts, source, limits, self._library, self._pool)
         progress.start("compiling kernels for this processor", 0)
         try:
@@ -55,6 +60,10 @@ class CpuBackend:
             executor.prepare("prompt")
         finally:
             progress.done()
+        check = check_cpu_lane(self._library, self._pool, self._library.steps)
+        self._exact &= check.exact
+        for item in check.degradations():
+            self._degrade(item)
         return executor
 
     def close(self) -> None:
@@ -72,7 +81,8 @@ def build(context: BackendContext) -> Backend:
     """The backend of the record `cpu`."""
     compiler = open_compiler(context.options, context.degrade)
     _report_slow(compiler.target, context.degrade)
-    return CpuBackend(compiler, context.options.get("threads") or threads_of(context.machine))
+    threads = context.options.get("threads") or threads_of(context.machine)
+    return CpuBackend(compiler, threads, context.degrade)
 
 
 def _report_slow(target: Target, degrade: Report) -> None:

@@ -88,6 +88,11 @@ class Library:
         """What the steps are compiled for."""
         return self._compiler.target
 
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What has been mentioned so far; steps that depend on nothing are one, "shared"."""
+        return tuple(self._codes)
+
     def address(self, step: Step) -> int:
         """Address of a step's function, compiled or read from the cache at its first mention."""
         key = Step("shared") if step.name in SHARED else step

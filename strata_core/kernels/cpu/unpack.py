@@ -173,6 +173,8 @@ def _mxfp4_scales(e: Emit, target: Target, p: V) -> Scales:
     # 2^(e-128): the bits of a normal number from e = 2 on, of a denormal before
     small = e.const(I32X8, 0x00200000) << e.smin(exponent, e.const(I32X8, 1))
     bits = e.select(exponent >= 2, (exponent - 1) << 23, small)
+    # 255 stands for no number: as an infinity it makes the row, and so the next records, not finite
+    bits = e.select(exponent.compare("==", 255), e.const(I32X8, 0x7F800000), bits)
     return Scales(bits.bits(F32X8))
 
 

@@ -1,0 +1,148 @@
+"""The self-test of a lane: small rows whose bits are known, computed once at start.
+
+A lane passes if it gives the bits of `golden_rows.bin`, which the exact mode made from the inputs
+below. Inputs are whole numbers mixed by multiplication and put together from their bits, so that
+they are the same on every machine. `tests/arithmetic/make_rows.py` writes the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from strata_core.checkpoint.types import TYPES
+from strata_core.errors import Degradation
+from strata_core.kernels import exact_math
+
+FILE = Path(__file__).with_name("golden_rows.bin")
+"""float32 [types in the order of `TYPES`, TOKENS, ROWS], little endian."""
+
+TOKENS, ROWS, COLUMNS = 2, 32, 256
+
+Floats = NDArray[np.float32]
+
+_HALVES = {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_1": (0, 2), "Q5_1": (0, 2)}
+"""Where the half-precision scales of a block lie, for types that have others than one at 0."""
+
+
+@frozen(eq=False)
+class Golden:
+    """A small product: `weight` uint8, ROWS rows of COLUMNS weights; `x` [TOKENS, COLUMNS].
+
+    `out` [TOKENS, ROWS] is what every lane has to make of them.
+    """
+
+    type: str
+    weight: NDArray[np.uint8]
+    x: Floats
+    out: Floats
+
+
+@frozen(eq=False)
+class Computed:
+    """What a lane made of golden rows, and what it should be; `name` says by which kernel."""
+
+    name: str
+    got: NDArray[np.generic]
+    expected: NDArray[np.generic]
+
+
+@frozen
+class LaneCheck:
+    """How a lane passed: the names of what it computed, and of those with other bits."""
+
+    lane: str
+    computed: tuple[str, ...]
+    wrong: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every bit was right."""
+        return not self.wrong
+
+    def degradations(self) -> tuple[Degradation, ...]:
+        """What to report about the lane: nothing where it is exact."""
+        if self.exact:
+            return ()
+        return (
+            Degradation(
+                what=f"the lane {self.lane} does not compute the golden rows of its self-test",
+                why=f"other bits came from {', '.join(self.wrong)}",
+                cost="its tokens may be wrong, and may depend on where experts lie (exact: false)",
+                remedy="try an empty folder as STRATA_CACHE_DIR; if that does not help, please "
+                "report it with the output of strata doctor",
+            ),
+        )
+
+
+def check_lane(lane: str, computed: Iterable[Computed]) -> LaneCheck:
+    """Compare, bit for bit, what a lane computed."""
+    every = list(computed)
+    wrong = (c.name for c in every if c.got.tobytes() != c.expected.tobytes())
+    return LaneCheck(lane, tuple(c.name for c in every), tuple(wrong))
+
+
+@cache
+def golden(type_name: str) -> Golden:
+    """The small product of a weight type; its arrays are shared and not to be changed."""
+    number = list(TYPES).index(type_name)
+    size = TOKENS * ROWS
+    rows = np.frombuffer(FILE.read_bytes(), "<f4")[number * size : (number + 1) * size]
+    return Golden(
+        type_name, golden_weight(type_name), golden_activations(), rows.reshape(TOKENS, ROWS)
+    )
+
+
+@cache
+def golden_inner(gate: str, up: str) -> Floats:
+    """What lies between the two halves of an expert: `silu_mul` of golden rows [TOKENS, ROWS]."""
+    made: Floats = exact_math.silu(golden(gate).out) * golden(up).out
+    return made
+
+
+def _mixed(count: int, seed: int) -> NDArray[np.uint64]:
+    """Whole numbers without a pattern: the finaliser of SplitMix64 (Steele et al. 2014)."""
+    n = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    n += np.uint64(seed << 32)
+    n = (n ^ (n >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    n = (n ^ (n >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return n ^ (n >> np.uint64(31))
+
+
+def golden_activations() -> Floats:
+    """float32 [TOKENS, COLUMNS]: multiples of 1/256 between -8 and 8."""
+    whole = (_mixed(TOKENS * COLUMNS, 1) >> np.uint64(52)).astype(np.int64) - 2048
+    made: Floats = (whole.astype(np.float32) / np.float32(256)).reshape(TOKENS, COLUMNS)
+    return made
+
+
+def golden_weight(type_name: str) -> NDArray[np.uint8]:
+    """The bytes of ROWS rows of COLUMNS weights: any integers, ordinary scales of both signs."""
+    kind = TYPES[type_name]
+    blocks = ROWS * COLUMNS // kind.block
+    seed = 2 + list(TYPES).index(type_name)
+    if kind.block == 1:
+        # sign, an exponent of four values from 2^-5 on, any mantissa
+        n = _mixed(blocks, seed)
+        bits, mantissa, low = {"F32": (32, 23, 122), "F16": (16, 10, 10), "BF16": (16, 7, 122)}[
+            type_name
+        ]
+        exponent = low + ((n >> np.uint64(40)) & np.uint64(3))
+        value = (n & np.uint64((1 << mantissa) - 1)) | exponent << np.uint64(mantissa)
+        value |= (n >> np.uint64(63)) << np.uint64(bits - 1)
+        return value.astype(f"<u{bits // 8}").view(np.uint8)
+    raw = (_mixed(blocks * kind.block_bytes, seed) >> np.uint64(56)).astype(np.uint8)
+    made = raw.reshape(blocks, kind.block_bytes)
+    scales = _mixed(blocks * 2, seed + 100).reshape(2, blocks)
+    if type_name == "MXFP4":
+        made[:, 0] = 120 + (scales[0] & np.uint64(7)).astype(np.uint8)
+        return made.reshape(-1)
+    for n, offset in zip(scales, _HALVES.get(type_name, (0,)), strict=False):
+        half = np.uint64(0x2000) | (n & np.uint64(0x07FF)) | (n >> np.uint64(63)) << np.uint64(15)
+        made[:, offset : offset + 2] = half.astype("<u2")[:, None].view(np.uint8)
+    return made.reshape(-1)
