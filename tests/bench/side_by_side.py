@@ -132,6 +132,7 @@ def read_strata(text: str, asked: Asked) -> Figures:
         "machine": document["machine"],
         "selections": {item["role"]: item["name"] for item in chosen},
         "degradations": _member(document, "degradations", list),
+        "kv": document.get("kv"),
         "seed": document.get("seed"),
         "load_s": document.get("timings", {}).get("load_s"),
     }

@@ -50,7 +50,10 @@ def test_strata_output() -> None:
         assert figures.tok_s(kind) == document[f"{kind}_tok_s"]
         assert len(figures.samples[kind]) == 3
     assert figures.about["selections"] == {"backend": "cpu", "allocator": "host", "source": "arena"}
-    assert figures.about["degradations"] == []
+    assert [item["what"] for item in figures.about["degradations"]] == [
+        "the backend cpu is a fallback"
+    ]
+    assert figures.about["kv"] == "fp16"
 
 
 def test_peer_output() -> None:
