@@ -6,6 +6,7 @@ the attention factor 0.1 ln(factor) + 1 unless the model gives one.
 
 from __future__ import annotations
 
+from functools import cache
 from math import log, pi
 from typing import Any
 
@@ -17,8 +18,12 @@ from strata_core.checkpoint.hyper import Rope
 Doubles = NDArray[np.float64]
 
 
+@cache
 def frequencies(rope: Rope) -> tuple[Doubles, float]:
-    """Radians a position for each pair of a head, and the factor on cos and sin."""
+    """Radians a position for each pair of a head, and the factor on cos and sin.
+
+    The array is shared and not to be changed.
+    """
     exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
     plain = rope.theta**-exponents
     if rope.scaling == "none":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from strata_core.checkpoint.hyper import Rope
@@ -24,6 +24,12 @@ class KvStore:
     """Keys and values of one sequence, [layers, context, width], in the KV type."""
 
     arrays: tuple[NDArray[np.uint8], ...]
+    place: tuple[int, ...] = field(init=False)
+    """Addresses in the order of PLACE_FIELDS."""
+
+    @place.default
+    def _addresses(self) -> tuple[int, ...]:
+        return tuple(int(a.ctypes.data) for a in self.arrays)
 
     @classmethod
     def allocate(cls, kv_type: str, layers: int, context: int, width: int) -> KvStore:
@@ -32,10 +38,6 @@ class KvStore:
         scales = layers * context * (width // 32) * 2 if kv_type == "int8" else 0
         values = size * KV_BYTES[kv_type]
         return cls(tuple(np.zeros(n, np.uint8) for n in (values, values, scales, scales)))
-
-    def place(self) -> list[int]:
-        """Addresses in the order of PLACE_FIELDS."""
-        return [int(a.ctypes.data) for a in self.arrays]
 
 
 @define(eq=False)
@@ -85,7 +87,7 @@ class Frame:
         self.ids[:tokens] = window.ids
         self.positions[:tokens] = window.positions
         self.logits_rows[:wanted] = window.logits_rows
-        self.places[:tokens] = [s.place() for s in sequences]
+        self.places[:tokens] = [s.place for s in sequences]
         self.cos[:tokens], self.sin[:tokens] = angles(self._rope, window.positions)
         positions = np.asarray(window.positions, np.int64)
         for cut in self._splits.values():
