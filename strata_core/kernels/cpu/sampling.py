@@ -20,7 +20,6 @@ from strata_core.kernels.cpu.emit import (
     F64,
     I8,
     I32,
-    I32X8,
     I64,
     I128,
     VOID,
@@ -55,6 +54,9 @@ NAMES = (
 `ids`: room for int64 [count]; `token`: where the answer goes, an int64."""
 
 I64X8, F64X8 = vec(I64, 8), vec(F64, 8)
+F32X32 = vec(F32, 32)
+"""Wide enough that the next vector need not wait for the comparison of the last."""
+
 RADIX = ((21, 11), (10, 11), (0, 10))
 """Shift and number of the key's bits that each pass settles."""
 
@@ -82,8 +84,8 @@ def emit_sampler(module: ir.Module) -> None:
 def _largest(e: Emit, a: Args) -> tuple[V, V]:
     """The largest score, and the largest magnitude's bits, which tell a NaN."""
     lowest = float("-inf")
-    highs = {F32X8: e.var(F32X8, lowest), F32: e.var(F32, lowest)}
-    sizes = {F32X8: e.var(I32X8, 0), F32: e.var(I32, 0)}
+    highs = {F32X32: e.var(F32X32, lowest), F32: e.var(F32, lowest)}
+    sizes = {F32X32: e.var(vec(I32, 32), 0), F32: e.var(I32, 0)}
 
     def look(kind: ir.Type, at: V) -> None:
         value, high, size = e.load(kind, a.scores + at), highs[kind], sizes[kind]
@@ -91,12 +93,12 @@ def _largest(e: Emit, a: Args) -> tuple[V, V]:
         bits = value.bits(size.kind) & 0x7FFFFFFF
         size.set(e.umax(size.get(), bits))
 
-    each(e, a.count, look)
+    each(e, a.count, look, F32X32)
     high, size = highs[F32].get(), sizes[F32].get()
-    for lane in range(8):
-        value = highs[F32X8].get()[lane]
+    for lane in range(F32X32.count):
+        value = highs[F32X32].get()[lane]
         high = e.select(value > high, value, high)
-        size = e.umax(size, sizes[F32X8].get()[lane])
+        size = e.umax(size, sizes[F32X32].get()[lane])
     return high, size
 
 

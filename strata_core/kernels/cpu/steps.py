@@ -36,14 +36,16 @@ def step(module: ir.Module, name: str, names: Sequence[str]) -> Iterator[tuple[E
     e.finish()
 
 
-def each(e: Emit, count: V, body: Callable[[ir.Type, V], None]) -> None:
-    """`body(kind, offset)` over `count` floats: vectors of eight, then single ones.
+def each(
+    e: Emit, count: V, body: Callable[[ir.Type, V], None], wide: ir.VectorType = F32X8
+) -> None:
+    """`body(kind, offset)` over `count` floats: vectors like `wide`, then single ones.
 
     `offset` is in bytes, `kind` the type to load and store there.
     """
-    whole = (count // 8) * 8
-    with e.loop(0, whole, 8) as i:
-        body(F32X8, i * 4)
+    whole = (count // wide.count) * wide.count
+    with e.loop(0, whole, wide.count) as i:
+        body(wide, i * 4)
     with e.loop(whole, count) as i:
         body(F32, i * 4)
 
