@@ -106,6 +106,24 @@ def test_greedy_takes_the_lowest_id_among_equals(compiled, ties):
     assert compiled(row, Sampling(), (), 0) == 0
 
 
+def test_a_processor_of_2003_draws_the_same_tokens(compiled):
+    from strata_core.kernels.cpu.jit import Compiler
+    from strata_core.kernels.cpu.sampling import CompiledDraw
+    from strata_core.kernels.cpu.target import Target, host_target
+
+    host = host_target()
+    if not host.triple.startswith("x86_64"):
+        pytest.skip("not an x86-64 machine")
+    old = CompiledDraw(
+        Compiler(Target("portable", host.triple, "x86-64", frozenset()), None, print)
+    )
+    row = (np.random.default_rng(2).standard_normal(700) * 4).astype(np.float32)
+    for position in range(40):
+        sampling = Sampling(temperature=0.9, top_k=90, top_p=0.93, seed=11)
+        token = old(row, 0.9, 90, 0.93, 0, 11, position)
+        assert token == compiled(row, sampling, (), position)
+
+
 def test_frequencies_follow_the_softmax(compiled):
     row = np.array([0.0, 3.0, 1.0, 3.0, -2.0], np.float32)
     draws = [compiled(row, Sampling(temperature=1.0, seed=7), (), p) for p in range(4000)]
