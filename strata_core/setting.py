@@ -47,9 +47,9 @@ class Setting:
     `flag` is None where there is none; a switch's flag takes no value. `env` is its environment
     variable. `kind` says how a value is read, together with `choices`, `low` and `high` (inclusive,
     or exclusive at the low end where `above`); a "count" is a whole number or one of `choices`,
-    "indices" are different whole numbers. Giving a switch with an `alias` means giving
-    `source` that value. A `pending` setting belongs to a later version: it is not shown, and
-    giving it is an error.
+    "gib" a number of GiB or one of them, "indices" are different whole numbers. Giving a switch
+    with an `alias` means giving `source` that value. A `pending` setting belongs to a
+    later version: it is not shown, and giving it is an error.
     """
 
     key: str
@@ -70,10 +70,8 @@ class Setting:
     @property
     def values(self) -> tuple[str, ...]:
         """What may be given, in words for help texts: choices, a metavar, or both."""
-        number = (
-            (self.metavar,) if self.metavar and (not self.choices or self.kind == "count") else ()
-        )
-        return (*number, *self.choices)
+        numbers = not self.choices or self.kind in ("count", "gib")
+        return (*((self.metavar,) if self.metavar and numbers else ()), *self.choices)
 
     def parse(self, value: Any) -> Any:
         """The typed value of a flag's or variable's text, or of a file's or caller's value.
@@ -150,6 +148,10 @@ def _real(setting: Setting, value: Any) -> float:
     return _within(setting, number, what)
 
 
+def _gib(setting: Setting, value: Any) -> float | str:
+    return value if isinstance(value, str) and value in setting.choices else _real(setting, value)
+
+
 def _within(setting: Setting, value: float, what: str) -> float:
     low = setting.low < value if setting.above else setting.low <= value
     if not (low and value <= setting.high):
@@ -161,6 +163,8 @@ def _bounds(setting: Setting) -> str:
     text = f"{'above' if setting.above else 'of at least'} {setting.low:.15g}"
     if setting.high != _LARGEST:
         text += f" and at most {setting.high:.15g}"
+    if setting.kind == "gib" and setting.choices:
+        text += f", or {' or '.join(setting.choices)},"
     return text
 
 
@@ -190,7 +194,7 @@ _PARSERS: dict[str, Callable[[Setting, Any], Any]] = {
     "count": _count,
     "indices": _indices,
     "real": _real,
-    "gib": _real,
+    "gib": _gib,
     "choice": _choice,
     "path": _path,
     "text": _text,

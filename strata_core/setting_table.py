@@ -10,6 +10,7 @@ from strata_core.setting import LOADING, BadValue, Group, Kind, Setting
 from strata_core.setting import later as _later
 from strata_core.setting import made as _set
 from strata_core.setting_device import DEVICE_SETTINGS
+from strata_core.setting_memory import MEMORY_SETTINGS
 
 __all__ = ["BY_KEY", "LOADING", "SETTINGS", "BadValue", "Group", "Kind", "Setting"]
 
@@ -80,6 +81,7 @@ SETTINGS: tuple[Setting, ...] = (
         flag=None,
         high=2**20,
     ),
+    *MEMORY_SETTINGS,
     _set(
         "max_context",
         "integer",
@@ -122,7 +124,6 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _later("low_ram", "switch", alias="tiered-file"),
     _later("no_low_ram", "switch"),
-    _later("resident_budget_gib"),
     _later("expert_profile_save"),
     _later("adapt_every"),
     _later("adapt_swaps"),
@@ -132,12 +133,6 @@ SETTINGS: tuple[Setting, ...] = (
     _later("verify_reads"),
     _later("spec"),
     _later("spec_min_p"),
-    _later("complement_pin_gib", flag=None),
-    _later("pin_margin_gib", flag=None),
-    _later("test_complement_refuse", flag=None),
-    _later("arena_pin_gib", flag=None),
-    _later("partial_pin", flag=None),
-    _later("partial_pin_gib", flag=None),
     _later("tier_verify", flag=None),
 )
 """The table. Order is the order of `--help`."""
