@@ -90,10 +90,12 @@ class Populator:
     def _take(self) -> int | None:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._stopped
-                or self._error
-                or self._next < self._until
-                or self._next >= self._nbytes
+                lambda: (
+                    self._stopped
+                    or self._error
+                    or self._next < self._until
+                    or self._next >= self._nbytes
+                )
             )
             if self._stopped or self._error or self._next >= self._nbytes:
                 return None
