@@ -21,7 +21,7 @@ import numpy as np
 from attrs import frozen
 
 from strata_core.checkpoint.mapping import exists, read_small
-from strata_core.checkpoint.open import Checkpoint, open_checkpoint
+from strata_core.checkpoint.open import Checkpoint
 from strata_core.checkpoint.pack_format import (
     DENSE,
     EXPERTS,
@@ -31,8 +31,10 @@ from strata_core.checkpoint.pack_format import (
     METADATA,
     VERSION,
     KeptFile,
+    Manifest,
     digest_of,
 )
+from strata_core.checkpoint.packed import open_pack
 from strata_core.checkpoint.positioned import Reader
 from strata_core.checkpoint.scales import check_scales
 from strata_core.checkpoint.types import WeightType
@@ -51,7 +53,7 @@ class Packed:
     """A finished pack. `resumed` bytes were there from an earlier run; `already`: all of it was."""
 
     path: Path
-    checkpoint: Checkpoint
+    manifest: Manifest
     resumed: int
     already: bool = False
 
@@ -83,7 +85,7 @@ def write_pack(checkpoint: Checkpoint, out: Path, progress: Progress) -> Packed:
     except (Unwritable, OSError) as error:
         raise _unwritten(error, out, partial) from error
     (out / JOURNAL).unlink(missing_ok=True)
-    return Packed(path=out, checkpoint=open_checkpoint(out), resumed=resumed)
+    return Packed(path=out, manifest=open_pack(out).manifest, resumed=resumed)
 
 
 def partial_folder(out: Path) -> Path:
@@ -123,19 +125,14 @@ def _finished(checkpoint: Checkpoint, out: Path) -> Packed:
     if not exists(out / MANIFEST):
         raise refusal
     try:
-        found = open_checkpoint(out)
+        found = open_pack(out).manifest
     except CheckpointError as error:
         raise refusal from error
-    if found.pack is None or found.pack.source_hash != checkpoint.model_hash:
+    if found.source_hash != checkpoint.model_hash:
         raise refusal
     (out / JOURNAL).unlink(missing_ok=True)
-    return Packed(path=out, checkpoint=found, resumed=_weights(found), already=True)
-
-
-def _weights(packed: Checkpoint) -> int:
-    count = packed.experts.count
-    blobs = sum(count * layout.nbytes for layout in packed.experts.layouts.values())
-    return blobs + sum(tensor.nbytes for tensor in packed.tensors.values())
+    resumed = found.experts_bytes + found.dense_bytes
+    return Packed(path=out, manifest=found, resumed=resumed, already=True)
 
 
 def _identity(checkpoint: Checkpoint) -> dict[str, Any]:
