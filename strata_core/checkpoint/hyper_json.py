@@ -41,10 +41,10 @@ def hyper_from_json(config: Config) -> Hyper:
         top_k=config.integer("top_k"),
         expert_ffn=config.integer("expert_ffn"),
         dense_ffn=config.integer("dense_ffn"),
-        renormalise=config.flag("renormalise", False),
+        renormalise=_flag(config, "renormalise"),
         shared_ffn=config.integer("shared_ffn"),
         dense_layers=frozenset(config.integers("dense_layers")),
-        tied=config.flag("tied", False),
+        tied=_flag(config, "tied"),
         sliding_window=_optional(config, "sliding_window"),
         bos=_optional(config, "bos"),
         eos=tuple(config.integers("eos")),
@@ -73,6 +73,12 @@ def _rope(config: Config) -> Rope:
         beta_slow=rope.real("beta_slow"),
         attention_factor=None if attention is None else rope.real("attention_factor"),
     )
+
+
+def _flag(config: Config, key: str) -> bool:
+    if config.get(key)[1] is None:
+        raise config.bad(key, "the field is missing")
+    return config.flag(key, False)
 
 
 def _optional(config: Config, key: str) -> int | None:

@@ -53,7 +53,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path,
         hyper=tiny_hyper(experts=5, shared_ffn=256, family="qwen2_moe"),
         tokenizer=True,
-        metadata={"tokenizer.chat_template": "{% for m in messages %}<{{ m.content }}>{% endfor %}"},
+        metadata={
+            "tokenizer.chat_template": "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+        },
     )
     return path
 

@@ -70,7 +70,8 @@ def test_a_write_that_fails(
     assert caught.value.exit_code == 1
     assert str(partial_folder(out)) in caught.value.what
     assert os.strerror(code) in caught.value.why
-    assert remedy in caught.value.remedy and "goes on where it stopped" in caught.value.remedy
+    assert remedy in caught.value.remedy
+    assert "goes on where it stopped" in caught.value.remedy
     assert not out.exists()
     with pytest.raises(CheckpointError):
         open_checkpoint(partial_folder(out))
@@ -124,7 +125,8 @@ def test_a_limit_of_the_system_on_a_file(model: Path, tmp_path: Path) -> None:
     )
     lines = done.stderr.splitlines()
     assert (done.returncode, len(lines)) == (1, 3), done.stderr
-    assert lines[0].startswith("strata: cannot write") and "File too large" in lines[1]
+    assert lines[0].startswith("strata: cannot write")
+    assert "File too large" in lines[1]
     assert not (tmp_path / "out").exists()
 
 
@@ -171,9 +173,10 @@ def test_a_source_that_cannot_be_read(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", failing(os.preadv, number, errno.EIO))
-        with pytest.raises(StrataError, match="cannot read (tensor|expert)") as caught:
+        with pytest.raises(StrataError, match=r"cannot read (tensor|expert)") as caught:
             pack(model, tmp_path / "out")
-    assert str(model) in caught.value.what and "Input/output error" in caught.value.why
+    assert str(model) in caught.value.what
+    assert "Input/output error" in caught.value.why
     assert not (tmp_path / "out").exists()
     assert not pack(model, tmp_path / "out").already
 
@@ -194,7 +197,7 @@ def test_a_source_that_shrinks(model: Path, tmp_path: Path, pack: Pack) -> None:
         def done(self) -> None:
             pass
 
-    with pytest.raises(StrataError, match="of layer 1|blk.1") as caught:
+    with pytest.raises(StrataError, match=r"of layer 1|blk\.1") as caught:
         write_pack(checkpoint, tmp_path / "out", Shrinking())
     assert "the file ends at byte" in caught.value.why
     assert not (tmp_path / "out").exists()
@@ -259,7 +262,7 @@ def test_a_damaged_unit_is_written_again(
         file.seek(77)
         file.write(b"\xaa\x55")
     resumed = pack(model, out)
-    assert 0 < resumed.resumed
+    assert resumed.resumed > 0
     whole = pack(model, tmp_path / "other").path
     for path in whole.iterdir():
         assert path.read_bytes() == (out / path.name).read_bytes()
@@ -313,9 +316,9 @@ def test_a_changed_source_does_not_go_on(
 
 def test_two_at_once(model: Path, stopped: tuple[Path, Path], pack: Pack) -> None:
     out, partial = stopped
-    with Journal.open(partial / "strata-pack.journal", {}):
-        with pytest.raises(UsageError, match="is being written"):
-            pack(model, out)
+    held = Journal.open(partial / "strata-pack.journal", {})
+    with held, pytest.raises(UsageError, match="is being written"):
+        pack(model, out)
     assert pack(model, out).path == out
 
 

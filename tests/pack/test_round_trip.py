@@ -88,8 +88,10 @@ def check_form(folder: Path, after: Checkpoint) -> None:
     blobs = (folder / "experts.bin").read_bytes()
     dense = (folder / "dense.bin").read_bytes()
     assert (manifest["format"], manifest["version"]) == ("strata pack", 1)
-    assert manifest["experts"]["bytes"] == len(blobs) and len(blobs) % 4096 == 0
-    assert manifest["dense"]["bytes"] == len(dense) and len(dense) % 4096 == 0
+    assert manifest["experts"]["bytes"] == len(blobs)
+    assert len(blobs) % 4096 == 0
+    assert manifest["dense"]["bytes"] == len(dense)
+    assert len(dense) % 4096 == 0
     rest = np.frombuffer(blobs, np.uint8).copy()
     for layer in manifest["experts"]["layers"]:
         size = after.experts.layouts[layer["layer"]].nbytes
@@ -110,12 +112,19 @@ def check_form(folder: Path, after: Checkpoint) -> None:
     named = manifest.pop("model_hash")
     spelled = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
     assert named == hashlib.sha256(spelled).hexdigest() == after.model_hash
-    names = {"strata-pack.json", "experts.bin", "dense.bin", *(k["name"] for k in manifest["files"])}
+    names = {
+        "strata-pack.json",
+        "experts.bin",
+        "dense.bin",
+        *(k["name"] for k in manifest["files"]),
+    }
     assert {path.name for path in folder.iterdir()} == names
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(sizes=sizes(), kind=st.sampled_from(TYPES), other=st.sampled_from(TYPES), split=st.booleans())
+@given(
+    sizes=sizes(), kind=st.sampled_from(TYPES), other=st.sampled_from(TYPES), split=st.booleans()
+)
 def test_gguf(sizes: dict[str, Any], kind: str, other: str, split: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -132,7 +141,8 @@ def test_gguf(sizes: dict[str, Any], kind: str, other: str, split: bool) -> None
         after = open_checkpoint(folder / "out")
         check_same(before, after)
         check_form(folder / "out", after)
-        assert after.gguf is not None and before.gguf is not None
+        assert after.gguf is not None
+        assert before.gguf is not None
         assert after.gguf.plain() == before.gguf.plain()
 
 
@@ -159,7 +169,8 @@ def test_hub(sizes: dict[str, Any], shards: int, rope: dict[str, Any] | None) ->
         after = open_checkpoint(folder / "out")
         check_same(before, after)
         check_form(folder / "out", after)
-        assert after.config is None and after.gguf is None
+        assert after.config is None
+        assert after.gguf is None
 
 
 def test_mixtral_and_tied(tmp_path: Path) -> None:
@@ -194,7 +205,8 @@ def test_the_same_model_gives_the_same_bytes(model: Path, tmp_path: Path) -> Non
 
 def test_prompts_and_chats_are_as_in_gguf(model: Path, packed: Path) -> None:
     before, after = (open_tokenizer(open_checkpoint(path)) for path in (model, packed))
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     text = "In the beginning <|endoftext|> çé 日本 \U0001f600"
     assert after.encode(text) == before.encode(text)
     assert (after.eos, after.bos, after.special) == (before.eos, before.bos, before.special)
