@@ -17,6 +17,7 @@ from strata_core.kernels.kv import kv_bytes
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
 from strata_core.model.build import build_program
+from strata_core.pack.reads import unchecked_reads
 from strata_core.plan.explain import plan_degradations
 from strata_core.plan.plan import Plan, PlanRequest, Sizes, gib, make_plan
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
@@ -103,6 +104,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
             *(item for item in fallbacks if item),
             *memory.degradations,
             *plan_degradations(request, plan),
+            *unchecked_reads(settings, checkpoint.experts, source.name),
         ),
     )
 
