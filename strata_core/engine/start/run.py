@@ -111,7 +111,7 @@ class DeviceStart:
     def _slots(self, devices: Sequence[int]) -> None:
         self._placement.make_cache()
         if len(devices) > 1:
-            self._placement.make_helpers(range(1, len(devices)))
+            self._placement.make_helpers(devices[1:])
 
     def _get_bulk(self, _devices: Sequence[int]) -> None:
         self._bulk = True

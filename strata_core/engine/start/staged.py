@@ -46,8 +46,8 @@ class Staged(Protocol):
     def make_cache(self) -> None:
         """Take the first device's slots."""
 
-    def make_helpers(self, numbers: Sequence[int] | None = None) -> None:
-        """Take slots and buffers of the helpers at these places (None: of all)."""
+    def make_helpers(self, devices: Sequence[int] | None = None) -> None:
+        """Take slots and buffers of the helpers on these devices (None: on all)."""
 
     def fill_cache(self, source: Source) -> None:
         """Fill the first device's slots."""
