@@ -39,9 +39,18 @@ def pins(options: Mapping[str, Any]) -> int | None:
 
 
 def build(context: BackendContext) -> Backend:
-    """The backend of the record `sim`."""
+    """The backend of the record `sim`; its kernels and the CPU's lane share the compiled steps."""
+    from strata_core.kernels.cpu.backend import compiler_of
+    from strata_core.kernels.cpu.library import Library
     from strata_core.kernels.device.backend import DeviceBackend
     from strata_core.testing.sim import sim_runtime
-    from strata_core.testing.sim.host_kernels import HOST_KERNELS
+    from strata_core.testing.sim.host_kernels import HostKernels, pointers
 
-    return DeviceBackend(sim_runtime(context.options, host_kernels=HOST_KERNELS), context)
+    library = Library(compiler_of(context))
+    kernels = HostKernels(library).mapping()
+    runtime = sim_runtime(context.options, host_kernels=kernels, pointers=pointers)
+    try:
+        return DeviceBackend(runtime, context, library=library)
+    except BaseException:
+        runtime.close()
+        raise

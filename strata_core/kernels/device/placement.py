@@ -119,12 +119,11 @@ class Placement:
 
     def take_small_pins(self) -> None:
         """Page-lock what host and devices exchange, and the buffers for filling. Raises Refused."""
-        if self._staging is not None:
+        if self.exchange.address:
             return
         address = self.held.pinned(self.exchange.nbytes, "what the host and the devices exchange")
         self.exchange.settle(address)
-        largest = max((x.nbytes for x in self.model.layouts.values()), default=0)
-        self._staging = Staging.make(self.held, largest)
+        self._ready_staging()
 
     def place_dense(self) -> None:
         """Put dense weights (but a lone embedding), the workspace and one sequence's KV in place.
@@ -133,7 +132,6 @@ class Placement:
         """
         if self.regions is not None:
             return
-        self.take_small_pins()
         self.stream = self._new_stream(self.device)
         lone = lone_embedding(self.order.program)
         stored = [one for weight, one in self._stored.items() if weight != lone]
@@ -149,7 +147,6 @@ class Placement:
         lone = lone_embedding(self.order.program)
         if lone is None or lone in self._dense:
             return
-        self.take_small_pins()
         self._dense[lone] = place_embedding(
             self.held,
             self.device,
@@ -173,6 +170,7 @@ class Placement:
 
     def make_helpers(self) -> None:
         """Take slots and workspace of every helper, empty. Raises Refused."""
+        self.take_small_pins()
         self.make_cache()
         made = {helper.number for helper in self.helpers}
         for number in self.options.wanted_helpers:
@@ -196,6 +194,7 @@ class Placement:
     def places(self, source: Source) -> tuple[Places, Cells]:
         """Where everything is, once all steps are done; the tables are on the devices."""
         assert self.regions is not None
+        assert self.exchange.address
         staging = self._ready_staging()
         pools = [helper.pool for helper in self.helpers]
         layouts, count = self.model.layouts, self.model.experts
@@ -222,7 +221,10 @@ class Placement:
     # parts of the steps
 
     def _ready_staging(self) -> Staging:
-        assert self._staging is not None
+        """The buffers for filling, taken when they are first needed. Raises Refused."""
+        if self._staging is None:
+            largest = max((x.nbytes for x in self.model.layouts.values()), default=0)
+            self._staging = Staging.make(self.held, largest)
         return self._staging
 
     def _new_stream(self, device: int) -> int:
