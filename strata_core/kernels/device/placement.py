@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from attrs import define, field, frozen
@@ -44,7 +45,7 @@ from strata_core.kernels.device.options import DeviceOptions
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
 from strata_core.kernels.program import Program, Weight
-from strata_core.memory.held import Held
+from strata_core.memory.held import Held, undo_all
 from strata_core.memory.ledger import Ledger
 from strata_core.runtime import Runtime
 
@@ -210,13 +211,16 @@ class Placement:
         return self._seen_from(self.device, self.regions, self._dense), cells
 
     def close(self) -> None:
-        """Give everything back. Nothing may be running. Calling it again does nothing."""
-        if self._staging is not None:
-            self._staging.close()
-            self._staging = None
-        while self._streams:
-            self.runtime.destroy_stream(self._streams.pop())
-        self.held.close()
+        """Give everything back, whatever fails of it. Calling it again does nothing.
+
+        Nothing may be running but copies and fills of steps that failed.
+        """
+        staging, self._staging = self._staging, None
+        streams, self._streams = self._streams, []
+        steps: list[Callable[[], None]] = [staging.close] if staging else []
+        steps += [partial(self.runtime.synchronize, stream) for stream in streams]
+        steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]
+        undo_all(self.runtime, [*steps, self.held.close])
 
     # parts of the steps
 
