@@ -38,8 +38,8 @@ def pins(options: Mapping[str, Any]) -> int | None:
     return max(0, hardware.pin_budget - hardware.context_pins * len(hardware.vram))
 
 
-def build(context: BackendContext) -> Backend:
-    """The backend of the record `sim`; its kernels and the CPU's lane share the compiled steps."""
+def build(context: BackendContext, **machine: Any) -> Backend:
+    """The backend of the record `sim`; tests give `machine` what `sim_runtime` takes besides."""
     from strata_core.kernels.cpu.backend import compiler_of
     from strata_core.kernels.cpu.library import Library
     from strata_core.kernels.device.backend import DeviceBackend
@@ -48,7 +48,7 @@ def build(context: BackendContext) -> Backend:
 
     library = Library(compiler_of(context))
     kernels = HostKernels(library).mapping()
-    runtime = sim_runtime(context.options, host_kernels=kernels, pointers=pointers)
+    runtime = sim_runtime(context.options, host_kernels=kernels, pointers=pointers, **machine)
     try:
         return DeviceBackend(runtime, context, library=library)
     except BaseException:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from strata_core.cache.amount import Wish, choose, scarcity
 from strata_core.cache.fill import fill_slots
@@ -169,46 +169,53 @@ class Placement:
         assert self.pool is not None
         self._fill(self.pool, source, self.options.cache)
 
-    def make_helpers(self) -> None:
-        """Take slots and workspace of every helper, empty. Raises Refused."""
-        self.take_small_pins()
+    def make_helpers(self, devices: Sequence[int] | None = None) -> None:
+        """Take slots and workspace of helpers, empty: of those on `devices` (None: of all).
+
+        Raises Refused.
+        """
         self.make_cache()
         made = {helper.number for helper in self.helpers}
         for number in self.options.wanted_helpers:
-            if number not in made:
+            wanted = devices is None or self.options.helpers[number - 1] in devices
+            if wanted and number not in made:
                 self.helpers.append(self._helper(number))
 
     def fill_helpers(self, source: Source) -> None:
         """Read the next best experts into the helpers' slots. Raises Refused, StrataError."""
         self.make_helpers()
         for helper in self.helpers:
-            self._fill(helper.pool, source, self.options.helper_caches[helper.number - 1])
-            label = f"{self.runtime.label}{helper.device}"
-            count, gib = len(helper.pool.places), helper.pool.nbytes / 2**30
+            wish = self.options.helper_caches[helper.number - 1]
+            if not self._fill(helper.pool, source, wish):
+                continue
             _log.info(
-                "%s: %d additional experts, %.2f GiB; results return through pinned host rows",
-                label,
-                count,
-                gib,
+                "%s%d: %d additional experts, %.2f GiB; results return through pinned host rows",
+                self.runtime.label,
+                helper.device,
+                len(helper.pool.places),
+                helper.pool.nbytes / 2**30,
             )
 
     def places(self, source: Source) -> tuple[Places, Cells]:
         """Where everything is, once all steps are done; the tables are on the devices."""
         assert self.regions is not None
-        assert self.exchange.address
+        self.take_small_pins()
         staging = self._ready_staging()
         pools = [helper.pool for helper in self.helpers]
         layouts, count = self.model.layouts, self.model.experts
         cells = Cells.make(layouts, count, self.pool, pools, self._aliases(source))
         self._put_cells(cells, self.regions, self.device)
         for helper in self.helpers:
+            alias = self._alias(helper.device)
+            helper.places = evolve(helper.places, exchange_alias=alias)
             own = Cells.make(layouts, count, helper.pool)
             self._put_cells(own, helper.places.regions, helper.device)
         misses = np.arange(self.model.shape.entries + 1)
         share = np.rint(misses * self.options.link_share).astype(np.int32)
         staging.put(self.device, self.regions.at("share"), share.view(np.uint8))
         staging.drain()
-        return self._seen_from(self.device, self.regions, self._dense), cells
+        alias = self._alias(self.device)
+        return Places(self.regions, self.exchange, alias, self._dense), cells
 
     def close(self) -> None:
         """Give everything back, whatever fails of it. Calling it again does nothing.
@@ -258,10 +265,11 @@ class Placement:
                 f"ask for {len(fits)} experts or fewer, or for auto",
             ) from error
 
-    def _fill(self, pool: SlotPool, source: Source, wish: Wish) -> None:
+    def _fill(self, pool: SlotPool, source: Source, wish: Wish) -> bool:
+        """Fill a pool that was not yet; whether it was."""
         label = f"{self.runtime.label}{pool.device}"
         if label in self._filled:
-            return
+            return False
         self._filled.add(label)
         fill_slots(
             pool,
@@ -274,6 +282,7 @@ class Placement:
         scarce = scarcity(self.runtime, pool.device, wish.flag) if pool.places else None
         if scarce is not None:
             self.degrade(scarce)
+        return True
 
     def _helper(self, number: int) -> Helper:
         device = self.options.helpers[number - 1]
@@ -281,10 +290,12 @@ class Placement:
         regions = helper_regions(self.model)
         self._settle(regions, device, stream, "a helper's buffers")
         pool = self._slots(device, self.options.helper_caches[number - 1])
-        places = self._seen_from(device, regions, {})
+        # its view of the exchange follows when that is there
+        places = Places(regions, self.exchange, 0, {})
         return Helper(self.runtime, number, device, stream, pool, places)
 
-    def _seen_from(self, device: int, regions: Regions, weights: dict[Weight, Dense]) -> Places:
+    def _alias(self, device: int) -> int:
+        """Where a device finds what it exchanges with the host."""
         alias = self.runtime.alias(self.exchange.address, device)
         if alias is None:
             raise Refused(
@@ -292,7 +303,7 @@ class Placement:
                 "the driver gives no alias for what the host and the devices exchange",
                 "use another device, or --backend cpu",
             )
-        return Places(regions, self.exchange, alias, weights)
+        return alias
 
     def _put_cells(self, cells: Cells, regions: Regions, device: int) -> None:
         for layer, table in cells.layers.items():
