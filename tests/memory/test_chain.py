@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from strata_core.errors import DeviceError, StrataError
 from strata_core.interfaces import StartPolicy
 from strata_core.memory.address import bytes_at
 from strata_core.memory.ledger import PINNED, RAM
+from strata_core.memory.platform import touch
 from strata_core.memory.rules import ARENA, COMPLEMENT
 from strata_core.memory.spans import reach, span_of
 
@@ -232,6 +234,26 @@ def test_the_recorder_finds_what_is_written_too_early(bench) -> None:
         b.runtime.register(loan.address + LAYER, LAYER)
     assert b.runtime.written_before == [(loan.address, LAYER)]
     b.runtime.written_before.clear()
+
+
+@pytest.mark.parametrize("settings", [{"complement": 0}, {"complement": LAYER}, {}])
+def test_pages_are_not_zeroed_after_they_were_written(bench, settings) -> None:
+    """Where the system populates by writing zeros, that comes before the payload as well."""
+
+    def slow(system) -> None:
+        def populate(address: int, nbytes: int) -> None:
+            time.sleep(0.05)
+            touch(address, nbytes, PAGE)
+
+        system.populate = populate
+
+    b = bench(prepare=slow, refuse={"register": 3}, **settings)
+    loan = b.allocator.prepare(SIZE, CUTS, COMPLEMENT)
+    for cut in CUTS:
+        loan.wait(cut, LAYER)
+        bytes_at(loan.address + cut, LAYER)[:] = 7
+    region = loan.region()
+    assert bytes_at(region.address, SIZE).min() == 7
 
 
 def test_giving_back_early_ends_whoever_waits(bench) -> None:
