@@ -12,7 +12,7 @@ from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv
 from strata_core.engine.devices import accelerator, without_use
 from strata_core.errors import Degradation, UsageError
-from strata_core.interfaces import Capabilities, Limits
+from strata_core.interfaces import Capabilities, Expert, Limits
 from strata_core.kernels.kv import kv_bytes
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
@@ -38,7 +38,10 @@ WINDOW_LOGITS = 64
 
 @frozen(eq=False, kw_only=True)
 class Prepared:
-    """What was decided, each decision with its reason; `degradations` is what it makes worse."""
+    """What was decided, each decision with its reason; `degradations` is what it makes worse.
+
+    `ranking` orders all experts, the most asked for first; None without a profile.
+    """
 
     checkpoint: Checkpoint
     settings: Settings
@@ -51,6 +54,7 @@ class Prepared:
     limits: Limits
     plan: Plan
     degradations: tuple[Degradation, ...]
+    ranking: tuple[Expert, ...] | None = None
 
     @property
     def selections(self) -> tuple[Selection, ...]:
