@@ -142,6 +142,7 @@ class PinnedAllocator:
             refuse_one=rule.refuse_one,
             prefix=rule.prefix,
             threads=self._threads,
+            large=self._settings.large,
         )
 
     def _set_limit(self, kind: LimitKind) -> PinLimit:

@@ -47,7 +47,7 @@ def test_all_begins_with_one_allocation(bench, caplog) -> None:
     assert b.runtime.registered == []
     assert b.ledger.used(PINNED) == SIZE
     line = "page-locking path 1, the resident experts: 0.000191 of 0.000191 GiB pinned"
-    assert caplog.messages == [f"{line} (granted as asked)"]
+    assert caplog.messages == [f"{line} (granted at once)"]
     assert b.degradations == []
 
 

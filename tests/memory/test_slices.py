@@ -16,6 +16,7 @@ from strata_core.setting_memory import MEMORY_SETTINGS
 GIB = 1 << 30
 PAGE = 4096
 PAGES = st.integers(1, 3000)
+PIN = "STRATA_COMPLEMENT_PIN_GIB allows"
 
 
 @given(PAGES, st.lists(st.integers(0, 3000 * PAGE), max_size=50))
@@ -67,6 +68,7 @@ def test_every_setting_is_read() -> None:
     assert PinSettings.of({s.key: s.default for s in MEMORY_SETTINGS}) == PinSettings()
     given = {"complement_pin_gib": 1.5, "arena_pin_gib": 2.0, "pin_margin_gib": 0.5}
     given |= {"pin_limit_gib": 3.0, "partial_pin": True, "partial_pin_gib": 0.25}
+    given |= {"large_pages": True}
     assert PinSettings.of({**given, "test_complement_refuse": True}) == PinSettings(
         complement=3 * GIB // 2,
         arena=2 * GIB,
@@ -75,6 +77,7 @@ def test_every_setting_is_read() -> None:
         partial=True,
         partial_most=GIB // 4,
         refuse_one=True,
+        large=True,
     )
 
 
@@ -83,11 +86,10 @@ def test_every_setting_is_read() -> None:
     [
         (None, PinRule()),
         ("all", PinRule(limit="none", one_first=True)),
-        (0.0, PinRule(most=0, because="STRATA_COMPLEMENT_PIN_GIB", limit="none", one_first=True)),
-        (2.0, PinRule(most=2 * GIB, because="STRATA_COMPLEMENT_PIN_GIB", limit="none",
-                      one_first=True)),
+        (0.0, PinRule(most=0, because=f"{PIN} 0.0 MiB", limit="none", one_first=True)),
+        (2.0, PinRule(most=2 * GIB, because=f"{PIN} 2.00 GiB", limit="none", one_first=True)),
     ],
-)  # fmt: skip
+)
 def test_the_complement(value: object, expected: PinRule) -> None:
     assert rule(COMPLEMENT, complement_pin_gib=value) == expected
     assert rule(COMPLEMENT, complement_pin_gib=value, arena_pin_gib=7.0) == expected
@@ -100,7 +102,7 @@ def test_the_complement(value: object, expected: PinRule) -> None:
         (None, PinRule(limit="known")),
         (0.0, PinRule(limit="known")),
         ("auto", PinRule(limit="machine")),
-        (2.0, PinRule(most=2 * GIB, because="STRATA_ARENA_PIN_GIB", limit="known")),
+        (2.0, PinRule(most=2 * GIB, because="STRATA_ARENA_PIN_GIB allows 2.00 GiB", limit="known")),
     ],
 )
 def test_the_arena(value: object, expected: PinRule) -> None:
@@ -112,10 +114,10 @@ def test_the_arena(value: object, expected: PinRule) -> None:
     ("piece", "arena", "most", "because"),
     [
         (None, None, None, ""),
-        (1.0, None, GIB, "STRATA_PARTIAL_PIN_GIB"),
-        (1.0, 2.0, GIB, "STRATA_PARTIAL_PIN_GIB"),
-        (3.0, 2.0, 2 * GIB, "STRATA_ARENA_PIN_GIB"),
-        (None, 2.0, 2 * GIB, "STRATA_ARENA_PIN_GIB"),
+        (1.0, None, GIB, "STRATA_PARTIAL_PIN_GIB allows 1.00 GiB"),
+        (1.0, 2.0, GIB, "STRATA_PARTIAL_PIN_GIB allows 1.00 GiB"),
+        (3.0, 2.0, 2 * GIB, "STRATA_ARENA_PIN_GIB allows 2.00 GiB"),
+        (None, 2.0, 2 * GIB, "STRATA_ARENA_PIN_GIB allows 2.00 GiB"),
     ],
 )
 def test_a_piece_is_the_smaller_of_two_sizes(piece, arena, most, because) -> None:
