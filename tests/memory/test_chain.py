@@ -9,10 +9,11 @@ import time
 import numpy as np
 import pytest
 
-from strata_core.errors import DeviceError, StrataError
-from strata_core.interfaces import StartPolicy
+from strata_core.errors import DeviceError, PluginError, StrataError
+from strata_core.interfaces import AllocatorContext, StartPolicy
 from strata_core.memory.address import bytes_at
 from strata_core.memory.ledger import PINNED, RAM
+from strata_core.memory.pinned import build
 from strata_core.memory.platform import touch
 from strata_core.memory.rules import ARENA, COMPLEMENT
 from strata_core.memory.spans import reach, span_of
@@ -316,3 +317,29 @@ def test_a_span_holds_what_lies_in_it_whole(bench) -> None:
     assert reach(region, third.address + 5, PAGE - 5) == (True, third.alias + 5)
     assert reach(region, third.address + 5, PAGE - 4) == (False, None)
     assert reach(region, rest.address, 8) == (False, None)
+
+
+def test_it_is_built_over_backends_with_devices_alone(bench, make_machine) -> None:
+    b = bench()
+
+    class Devices:
+        runtime, ledger, devices = b.runtime, b.ledger, (0,)
+
+    def context(backend) -> AllocatorContext:
+        return AllocatorContext(
+            machine=make_machine(),
+            options={"pin_limit_gib": 1.0, "complement_pin_gib": 0.0},
+            degrade=b.degradations.append,
+            backend=backend,
+        )
+
+    policy = StartPolicy(contexts_first=True)
+    allocator = build(context(Devices()), policy)
+    assert allocator.start_policy == policy
+    assert b.ledger.room(PINNED) == (1 << 30) - (1 << 27)
+    region = allocator.reserve(SIZE, CUTS, ARENA)
+    assert region.path == "sliced"
+    allocator.release(region)
+    allocator.close()
+    with pytest.raises(PluginError, match="no runtime that could page-lock"):
+        build(context(object()))
