@@ -31,15 +31,15 @@ def test_paths_are_measured() -> None:
     limit = read_machine().memlock_limit
     if limit is not None and limit < 64 << 20:
         pytest.skip(f"only {limit} bytes may be locked")
-    text = output("tests/memory/measure_paths.py", "--gib", "0.03", "--slice-mib", "8", "--repeat",
-                  "1")  # fmt: skip
+    sizes = ("--gib", "0.03", "--slice-mib", "8", "--repeat", "1")
+    text = output("tests/memory/measure_paths.py", *sizes)
     assert "pinned: " in text
     assert "path 2 / path 1: " in text
 
 
 def test_a_driver_is_checked() -> None:
-    text = output("tests/device/check_memory.py", "--runtime",
-                  "strata_core.testing.sim:SimRuntime", "--gib", "0.02", "--slice-mib", "4")  # fmt: skip
+    driver = ("--runtime", "strata_core.testing.sim:SimRuntime")
+    text = output("tests/device/check_memory.py", *driver, "--gib", "0.02", "--slice-mib", "4")
     lines = text.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         "path 1",
