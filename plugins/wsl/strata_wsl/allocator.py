@@ -75,7 +75,8 @@ class WslAllocator:
 
     def _limit(self) -> int | None:
         context, runtime = self._context, self._runtime
-        key = PinKey.of(runtime, context.machine, driver_version(context.machine))
+        used = getattr(context.backend, "devices", None)
+        key = PinKey.of(runtime, context.machine, driver_version(context.machine), used)
         return pin_limit(runtime, key, context.options, context.degrade, step=self._step)
 
 
