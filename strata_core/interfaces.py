@@ -342,7 +342,10 @@ class StartPolicy:
 
 @runtime_checkable
 class Allocator(Protocol):
-    """Gives host memory. Any thread may call it; what it gave stays owned by it."""
+    """Gives host memory. Any thread may call it; what it gave stays owned by it.
+
+    If it has `contexts_ready(devices)`, it is told when those are open and nothing is pinned yet.
+    """
 
     @property
     def start_policy(self) -> StartPolicy:

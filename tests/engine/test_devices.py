@@ -86,7 +86,7 @@ def test_a_variable_or_a_file_that_nobody_heeds_is_a_degradation(tmp_path) -> No
 
 def test_the_demo_is_planned_for_simulated_devices(make_machine) -> None:
     planned = make_plan(
-        "demo", None, make_machine(), backend="sim", sim_vram=0.02, sim_devices=2,
+        "demo", None, make_machine(), backend="sim", sim_vram=0.008, sim_devices=2,
         expert_cache_device1="auto",
     )  # fmt: skip
     chosen = {item.role: item.name for item in planned.selections}
