@@ -226,7 +226,7 @@ class Piece:
 
 
 class ExpertFiles(Protocol):
-    """Where the experts' bytes are in the model's files. Immutable; any thread may call it."""
+    """Where experts lie in the model's files; immutable. A pack's can check blobs: docs/pack.md."""
 
     @property
     def layouts(self) -> Mapping[int, BlobLayout]:
