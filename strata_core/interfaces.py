@@ -159,22 +159,16 @@ class BackendContext:
 
 
 @frozen(kw_only=True)
-class AllocatorContext:
+class AllocatorContext(BackendContext):
     """What an allocator is built from; `backend` is the one already built."""
 
-    machine: Machine
-    options: Mapping[str, Any]
-    degrade: Callable[[Degradation], None]
     backend: Backend
 
 
 @frozen(kw_only=True)
-class SourceContext:
+class SourceContext(BackendContext):
     """What a source is built from. `excluded`: on devices; `ranking`: all, most asked for first."""
 
-    machine: Machine
-    options: Mapping[str, Any]
-    degrade: Callable[[Degradation], None]
     experts: ExpertFiles
     allocator: Allocator
     progress: Progress
@@ -227,7 +221,7 @@ class Piece:
 
 
 class ExpertFiles(Protocol):
-    """Where the experts' bytes are in the model's files. Immutable; any thread may call it."""
+    """Where experts lie in the model's files; immutable. A pack's can check blobs: docs/pack.md."""
 
     @property
     def layouts(self) -> Mapping[int, BlobLayout]:

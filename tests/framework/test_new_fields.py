@@ -1,4 +1,4 @@
-"""Fields of records that not every plugin sets: what they may hold, and what they are by default."""
+"""Fields of records that not every plugin sets: what they may hold, and their defaults."""
 
 from __future__ import annotations
 
