@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from strata_core.errors import Degradation
     from strata_core.kernels.program import Program
     from strata_core.machine import Machine
+    from strata_core.runtime import Device
 
 API = (1, 0)
 """(major, minor) of this interface. A new major may break plugins; a new minor only adds."""
@@ -33,8 +34,6 @@ Role = Literal["backend", "allocator", "source"]
 
 
 # --- records -----------------------------------------------------------------------------------
-
-
 @frozen
 class Usable:
     """A probe's yes. `detail` says in a few words what was found, e.g. a driver version."""
@@ -80,7 +79,10 @@ class BackendRecord:
     usable; `fallback` marks one that `auto` takes only when nothing else is usable.
     `probe(machine)` answers from the machine's facts in well under a second and opens no device
     context; what it looks up it asks through `machine.observe`, so that it can be replayed.
-    `build` may be called once per model. `capabilities` is what it can do anywhere, for planning.
+    `build` may be called once per model. `capabilities` is what it can do anywhere, for planning;
+    a built backend may offer less. One that is not `automatic` is used only by name.
+    `devices(machine, options)` are those it would use, for planning, told without opening a
+    context (None: it has no devices of its own).
     """
 
     name: str
@@ -91,13 +93,16 @@ class BackendRecord:
     supersedes: tuple[str, ...] = ()
     fallback: bool = False
     capabilities: Capabilities = Capabilities()
+    automatic: bool = True
+    devices: Callable[[Machine, Mapping[str, Any]], Sequence[Device]] | None = None
 
 
 @frozen(kw_only=True)
 class AllocatorRecord:
     """One allocator of host memory on offer; `serves` names the backends it can work for.
 
-    The other fields are as in `BackendRecord`.
+    `pins(machine, options)` are the bytes it expects to page-lock, for planning, told without a
+    device (None, or no `pins`: not known). The other fields are as in `BackendRecord`.
     """
 
     name: str
@@ -108,6 +113,7 @@ class AllocatorRecord:
     build: Callable[[AllocatorContext], Allocator]
     supersedes: tuple[str, ...] = ()
     fallback: bool = False
+    pins: Callable[[Machine, Mapping[str, Any]], int | None] | None = None
 
 
 @frozen(kw_only=True)
@@ -133,19 +139,15 @@ Record = BackendRecord | AllocatorRecord | SourceRecord
 
 
 # --- what `build` is given ---------------------------------------------------------------------
-
-
 class Progress(Protocol):
-    """Told about long work; thread-safe, cheap, and silent where nobody watches."""
+    """Told about long work; thread-safe, cheap, and silent where nobody watches.
 
-    def start(self, label: str, nbytes: int) -> None:
-        """A piece of work begins that will move `nbytes` in all."""
+    A piece of work begins (`nbytes` will be moved in all), advances by `nbytes`, ends.
+    """
 
-    def advance(self, nbytes: int) -> None:
-        """`nbytes` more were moved."""
-
-    def done(self) -> None:
-        """The piece of work that `start` named has ended."""
+    def start(self, label: str, nbytes: int) -> None: ...  # noqa: D102 - told above
+    def advance(self, nbytes: int) -> None: ...  # noqa: D102
+    def done(self) -> None: ...  # noqa: D102
 
 
 @frozen(kw_only=True)
@@ -158,30 +160,24 @@ class BackendContext:
 
 
 @frozen(kw_only=True)
-class AllocatorContext:
+class AllocatorContext(BackendContext):
     """What an allocator is built from; `backend` is the one already built."""
 
-    machine: Machine
-    options: Mapping[str, Any]
-    degrade: Callable[[Degradation], None]
     backend: Backend
 
 
 @frozen(kw_only=True)
-class SourceContext:
-    """What a source is built from: the experts' places in the model's files, and host memory."""
+class SourceContext(BackendContext):
+    """What a source is built from. `excluded`: on devices; `ranking`: all, most asked for first."""
 
-    machine: Machine
-    options: Mapping[str, Any]
-    degrade: Callable[[Degradation], None]
     experts: ExpertFiles
     allocator: Allocator
     progress: Progress
+    excluded: frozenset[Expert] = frozenset()
+    ranking: tuple[Expert, ...] | None = None
 
 
 # --- experts -----------------------------------------------------------------------------------
-
-
 @frozen(order=True)
 class Expert:
     """One routed expert: (layer, index)."""
@@ -226,7 +222,7 @@ class Piece:
 
 
 class ExpertFiles(Protocol):
-    """Where the experts' bytes are in the model's files. Immutable; any thread may call it."""
+    """Where experts lie in the model's files; immutable. A pack's can check blobs: docs/pack.md."""
 
     @property
     def layouts(self) -> Mapping[int, BlobLayout]:
@@ -299,8 +295,6 @@ class StableSource(Source, Protocol):
 
 
 # --- host memory -------------------------------------------------------------------------------
-
-
 @frozen
 class Span:
     """A piece of host memory that is one registration, with one device alias (None: none)."""
@@ -343,16 +337,20 @@ class StartPolicy:
 
 @runtime_checkable
 class Allocator(Protocol):
-    """Gives host memory. Any thread may call it; what it gave stays owned by it."""
+    """Gives host memory. Any thread may call it; what it gave stays owned by it.
+
+    If it has `contexts_ready(devices)`, it is told when those are open and nothing is pinned yet.
+    """
 
     @property
     def start_policy(self) -> StartPolicy:
         """Read once, before anything is placed."""
 
     def reserve(self, nbytes: int, cuts: Sequence[int], purpose: str) -> Region:
-        """Host memory of `nbytes`, page-aligned; spans may end only at the offsets in `cuts`.
+        """Host memory of `nbytes`, page-aligned.
 
-        Raises StrataError where not even pageable memory can be had; then nothing is held.
+        Spans end at offsets in `cuts`, moved up to a page, or where a limit or a refusal ends them.
+        Raises StrataError, holding nothing, where not even pageable memory can be had.
         """
 
     def release(self, region: Region) -> None:
@@ -363,8 +361,6 @@ class Allocator(Protocol):
 
 
 # --- computing ---------------------------------------------------------------------------------
-
-
 @frozen
 class Limits:
     """Sizes that a bound program is made for: tokens in one window, logits rows, context length."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import floor, prod
 
-from attrs import frozen
+from attrs import asdict, evolve, frozen
 
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv
+from strata_core.engine.devices import accelerator, without_residents, without_use
 from strata_core.errors import Degradation, UsageError
-from strata_core.interfaces import Capabilities, Limits
+from strata_core.interfaces import Capabilities, Expert, Limits
 from strata_core.kernels.kv import kv_bytes
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
 from strata_core.model.build import build_program
+from strata_core.pack.reads import unchecked_reads
 from strata_core.plan.explain import plan_degradations
 from strata_core.plan.plan import Plan, PlanRequest, Sizes, gib, make_plan
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
@@ -36,7 +38,10 @@ WINDOW_LOGITS = 64
 
 @frozen(eq=False, kw_only=True)
 class Prepared:
-    """What was decided, each decision with its reason; `degradations` is what it makes worse."""
+    """What was decided, each decision with its reason; `degradations` is what it makes worse.
+
+    `ranking` orders all experts, the most asked for first; None without a profile.
+    """
 
     checkpoint: Checkpoint
     settings: Settings
@@ -49,6 +54,7 @@ class Prepared:
     limits: Limits
     plan: Plan
     degradations: tuple[Degradation, ...]
+    ranking: tuple[Expert, ...] | None = None
 
     @property
     def selections(self) -> tuple[Selection, ...]:
@@ -68,17 +74,22 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
             found.allocators, found.broken, probes["allocator"], backend.name, settings.allocator
         )
     )
-    capabilities = found.backend(backend.name).record.capabilities
+    record = found.backend(backend.name).record
+    unused = without_use(settings, record)
+    devices = accelerator(settings, machine, record, found.allocator(allocator.name).record)
+    capabilities = record.capabilities
     kv_type = choose_kv(settings.kv, capabilities, backend.name)
     check_weight_types(checkpoint, capabilities, backend.name)
     program = build_program(checkpoint.hyper)
     sizes = _sizes(checkpoint, program, capabilities, kv_type)
+    if devices is not None:
+        sizes = _on_devices(checkpoint, program, sizes, kv_type, settings.max_context)
     choice = select_source(
         found.sources, found.broken, probes["source"], settings.source, checkpoint.form
     )
     given = chosen(choice.settled) if choice.settled else None
     memory = _memory(settings, machine)
-    request = _plan_request(checkpoint, settings, memory, sizes, given)
+    request = evolve(_plan_request(checkpoint, settings, memory, sizes, given), accelerator=devices)
     plan = make_plan(request)
     source = chosen(choice.final(plan.source, plan.source_because))
     fallbacks = (item.degradation for item in (backend, allocator, source))
@@ -95,9 +106,12 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         plan=plan,
         degradations=(
             *variable_degradations(),
+            *unused,
+            *without_residents(settings, source.name),
             *(item for item in fallbacks if item),
             *memory.degradations,
             *plan_degradations(request, plan),
+            *unchecked_reads(settings, checkpoint.experts, source.name),
         ),
     )
 
@@ -125,7 +139,25 @@ def _sizes(
         experts=checkpoint.experts.count * sum(layout.nbytes for layout in layouts),
         kv_position=kv_bytes(kv_type, program.kv_layers, program.kv_width),
         workspace=expert + sum(4 * b.width * rows[b.rows] for b in program.buffers),
+        count=checkpoint.experts.count * len(layouts),
     )
+
+
+def _on_devices(
+    checkpoint: Checkpoint, program: Program, sizes: Sizes, kv_type: str, context: int | None
+) -> Sizes:
+    """The same where a model lies on devices, whose windows are smaller."""
+    from strata_core.kernels.device.sizes import StoredWeight, device_sizes
+
+    stored = {}
+    for weight in program.weights():
+        tensor = checkpoint.tensor(weight.role, weight.layer)
+        stored[weight] = StoredWeight(tensor.type.name, tensor.shape, tensor.nbytes)
+    length = context or checkpoint.hyper.context
+    limits = Limits(WINDOW_TOKENS, WINDOW_LOGITS, length, kv_type)
+    experts = checkpoint.experts
+    found = device_sizes(program, stored, experts.layouts, experts.count, limits)
+    return evolve(sizes, **asdict(found))
 
 
 @frozen

@@ -77,12 +77,17 @@ def threads_of(machine: Machine) -> int:
     return max(1, min(machine.physical_cores, floor(granted)))
 
 
-def build(context: BackendContext) -> Backend:
-    """The backend of the record `cpu`."""
+def compiler_of(context: BackendContext) -> Compiler:
+    """A compiler for this processor, with the cache that the context names."""
     compiler = open_compiler(context.options, context.degrade)
     _report_slow(compiler.target, context.degrade)
+    return compiler
+
+
+def build(context: BackendContext) -> Backend:
+    """The backend of the record `cpu`."""
     threads = context.options.get("threads") or threads_of(context.machine)
-    return CpuBackend(compiler, threads, context.degrade)
+    return CpuBackend(compiler_of(context), threads, context.degrade)
 
 
 def _report_slow(target: Target, degrade: Report) -> None:

@@ -1,0 +1,71 @@
+"""What the simulated machine has, and which of its verbs are to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+from attrs import field, frozen
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+Aliases = Literal["same", "apart", "none"]
+
+VERBS = (
+    "devices", "open_context", "memory", "take_error", "alloc", "free", "host_alloc", "host_free",
+    "register", "unregister", "alias", "create_stream", "destroy_stream", "create_event",
+    "destroy_event", "record", "wait", "finished", "synchronize", "copy", "fill", "load", "launch",
+    "begin_capture", "end_capture", "destroy_graph", "launch_graph", "graph_launcher", "close",
+)  # fmt: skip
+"""All verbs that are counted and can be made to fail; "graph_launcher" is a call through it."""
+
+REFUSABLE = frozenset({"open_context", "alloc", "host_alloc", "register"})
+"""The verbs that raise Refused where memory is short."""
+
+
+def _positive(_: object, __: object, sizes: tuple[int, ...]) -> None:
+    if not sizes or min(sizes) <= 0:
+        raise ValueError("a simulated machine has one device or more, each with memory")
+
+
+@frozen(kw_only=True)
+class SimHardware:
+    """The facts of a simulated machine. Sizes are bytes.
+
+    `vram` is the memory of each device. `pin_budget` is what contexts, pinned allocations and
+    registrations can hold together (None: any amount), `context_pins` what a context takes of it.
+    `aliases` says where devices find page-locked memory: at the "same" address as the CPU; "apart",
+    each range in a place of its own where the CPU finds nothing; or nowhere ("none").
+    `refusal_line` is what the kernel logs when the budget runs out; a test gives the line of the
+    driver that it stands for.
+    """
+
+    vram: tuple[int, ...] = field(default=(8 * GIB,), validator=_positive)
+    pin_budget: int | None = None
+    context_pins: int = 64 * MIB
+    aliases: Aliases = "same"
+    refusal_line: str = "sim: cannot pin host memory: -122"
+
+
+def _known(_: object, __: object, refuse: Mapping[str, object]) -> None:
+    unknown = sorted(refuse.keys() - set(VERBS))
+    if unknown:
+        raise ValueError(f"no such verbs: {', '.join(unknown)}")
+
+
+@frozen
+class SimFaults:
+    """Calls that fail: of each verb the n-th call, counted from 1, or several.
+
+    A verb that can be refused raises Refused, any other DeviceError; what it was to do is not done
+    and the error stays pending. Two of them fail in their own way: a call through `graph_launcher`
+    returns nonzero, and `close` frees everything before it raises.
+    """
+
+    refuse: Mapping[str, int | Collection[int]] = field(factory=dict, validator=_known)
+
+    def hits(self, verb: str, call: int) -> bool:
+        """Whether the `call`-th call of `verb` is to fail."""
+        chosen = self.refuse.get(verb, ())
+        return call == chosen if isinstance(chosen, int) else call in chosen

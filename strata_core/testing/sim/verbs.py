@@ -1,0 +1,171 @@
+"""What every verb of the simulator has in common: one lock, counted calls, the pending error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from threading import RLock
+from typing import Concatenate, ParamSpec, TypeVar
+
+from strata_core.errors import DeviceError, Refused
+from strata_core.testing.sim.account import Account, Level, LinkAccount
+from strata_core.testing.sim.failure import (
+    INVALID_DEVICE,
+    NO_CONTEXT,
+    OUT_OF_MEMORY,
+    SHUT_DOWN,
+    UNKNOWN,
+    broken,
+    code_of,
+)
+from strata_core.testing.sim.hardware import REFUSABLE, SimFaults, SimHardware
+from strata_core.testing.sim.places import Places
+from strata_core.testing.sim.work import Queues
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SimState:
+    """The simulated machine behind the verbs, and the rules that hold for all of them."""
+
+    label = "SIM"
+
+    def __init__(self, hardware: SimHardware, faults: SimFaults) -> None:
+        devices = len(hardware.vram)
+        self.hardware = hardware
+        self.faults = faults
+        self.lock = RLock()
+        self.account = Account(
+            links=tuple(LinkAccount() for _ in range(devices)),
+            vram=tuple(Level() for _ in range(devices)),
+        )
+        self.places = Places(hardware, self.account)
+        self.queues = Queues()
+        self.contexts: set[int] = set()
+        self.breaches: list[str] = []
+        self.closed = False
+        self._calls: Counter[str] = Counter()
+        self._pending: str | None = None
+        self._kept: BaseException | None = None
+        self._noted: DeviceError | None = None
+
+    def enter(self, verb: str, *, heed_error: bool = True) -> None:
+        """Begin a verb: count it, fail it where that is wanted, or for the pending error."""
+        self._calls[verb] += 1
+        if self.closed:
+            raise broken(
+                f"{verb}: the runtime is closed",
+                SHUT_DOWN,
+                "nothing is done after close",
+                "close the runtime last",
+            )
+        if self.faults.hits(verb, self._calls[verb]):
+            raise self.keep(_injected(verb, self._calls[verb]))
+        if not heed_error:
+            return
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            raise kept
+        if self._pending is not None:
+            raise DeviceError(
+                f"{verb} failed for an error that was pending",
+                self._pending,
+                "take the error after a refusal, before going on",
+            )
+
+    def keep(self, error: DeviceError) -> DeviceError:
+        """Make an error the pending one, unless there is one already; returns it."""
+        if self._pending is None:
+            self._pending = code_of(error)
+        return error
+
+    def keep_for_next(self, error: BaseException) -> None:
+        """Have the next verb raise what happened where nothing could be raised."""
+        self.keep(error if isinstance(error, DeviceError) else _unforeseen(error))
+        if self._kept is None:
+            self._kept = error
+
+    def note_breach(self, error: DeviceError) -> None:
+        """Record a broken rule; a refusal is none."""
+        if not isinstance(error, Refused) and error is not self._noted:
+            self._noted = error  # a kernel's own error passes through here twice
+            self.breaches.append(str(error))
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record the rules that are found broken inside, where no verb does."""
+        try:
+            yield
+        except DeviceError as error:
+            self.note_breach(error)
+            raise
+
+    def need_device(self, device: int, verb: str) -> None:
+        """Refuse an index that no device has."""
+        if not 0 <= device < len(self.hardware.vram):
+            raise broken(
+                f"{verb}: there is no device {device}",
+                INVALID_DEVICE,
+                f"there are {len(self.hardware.vram)}, counted from 0",
+                "name a device that devices() lists",
+            )
+
+    def need_context(self, device: int, verb: str) -> None:
+        """Refuse to use a device before its context is open."""
+        self.need_device(device, verb)
+        if device not in self.contexts:
+            raise broken(
+                f"{verb}: {self.label}{device} has no context yet",
+                NO_CONTEXT,
+                "a device is used after open_context",
+                "open its context first",
+            )
+
+    def need_any_context(self, verb: str) -> None:
+        """Refuse to pin host memory before any device is in use."""
+        if not self.contexts:
+            raise broken(
+                f"{verb}: no device has a context yet",
+                NO_CONTEXT,
+                "host memory is page-locked for open devices",
+                "open a context first",
+            )
+
+
+S = TypeVar("S", bound=SimState)
+
+
+def verb(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[S, P], R]:
+    """Make a method a verb: it is alone, counted and faulted, and its own error stays pending."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.lock:
+            self.enter(name)
+            try:
+                return method(self, *args, **kwargs)
+            except DeviceError as error:
+                self.note_breach(error)
+                self.keep(error)
+                raise
+
+    return call
+
+
+def _injected(verb: str, call: int) -> DeviceError:
+    kind, code = (Refused, OUT_OF_MEMORY) if verb in REFUSABLE else (DeviceError, UNKNOWN)
+    return kind(
+        f"{verb} failed",
+        f"{code}: call {call} was to fail",
+        "this is a fault that a test asked for",
+    )
+
+
+def _unforeseen(error: BaseException) -> DeviceError:
+    return broken("a launch failed", UNKNOWN, repr(error), "see the error itself")
