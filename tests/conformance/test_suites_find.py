@@ -37,7 +37,18 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """The failed tests of every broken part."""
     folder = tmp_path_factory.mktemp("broken")
     (folder / "recorder.py").write_text(RECORDER)
-    options = ["-o", "python_classes=[A-Z]*", "-o", "addopts=", "-p", "recorder", "-q", "--tb=no"]
+    options = [
+        "-o",
+        "python_classes=[A-Z]*",
+        "-o",
+        "addopts=",
+        "-p",
+        "recorder",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "--tb=no",
+    ]
     paths = os.pathsep.join([str(folder), str(ROOT)])
     result = folder / "result.json"
     done = subprocess.run(
