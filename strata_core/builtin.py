@@ -6,7 +6,8 @@ costs nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from strata_core.hookspecs import hookimpl
 from strata_core.interfaces import (
@@ -23,12 +24,14 @@ from strata_core.interfaces import (
     Source,
     SourceContext,
     SourceRecord,
+    StartPolicy,
     Unusable,
     Usable,
 )
 
 if TYPE_CHECKING:
     from strata_core.machine import Machine
+    from strata_core.runtime import Device
 
 
 def _as_float32(_type: str, elements: int) -> int:
@@ -50,6 +53,10 @@ CPU = Capabilities(kv_types=("fp16", "fp32", "int8"), exact=True)
 """The CPU backend computes with every type, on weights as they are stored."""
 
 
+SIM = CPU
+"""The simulated accelerator runs the CPU's kernels."""
+
+
 def _build_cpu(context: BackendContext) -> Backend:
     from strata_core.kernels.cpu.backend import build
 
@@ -62,10 +69,28 @@ def _build_reference(context: BackendContext) -> Backend:
     return build(context)
 
 
+def _build_sim(context: BackendContext) -> Backend:
+    from strata_core.testing.sim_backend import build
+
+    return build(context)
+
+
+def _sim_devices(_machine: Machine, options: Mapping[str, Any]) -> Sequence[Device]:
+    from strata_core.testing.sim_backend import devices
+
+    return devices(options)
+
+
 def _build_host(context: AllocatorContext) -> Allocator:
     from strata_core.memory.host import build
 
     return build(context)
+
+
+def _build_sim_pinned(context: AllocatorContext) -> Allocator:
+    from strata_core.memory.pinned import build
+
+    return build(context, StartPolicy(embedding="pinned"))
 
 
 def _build_arena(context: SourceContext) -> Source:
@@ -76,6 +101,12 @@ def _build_arena(context: SourceContext) -> Source:
 
 def _build_mmap(context: SourceContext) -> Source:
     from strata_core.sources.mmap import build
+
+    return build(context)
+
+
+def _build_sliced_pinned(context: SourceContext) -> Source:
+    from strata_core.sources.sliced_pinned import build
 
     return build(context)
 
@@ -119,12 +150,22 @@ def strata_backends() -> list[BackendRecord]:
             fallback=True,
             capabilities=REFERENCE,
         ),
+        BackendRecord(
+            name="sim",
+            summary="A simulated accelerator: devices with memory of their own, on the CPU",
+            api=API,
+            probe=_compiles,
+            build=_build_sim,
+            capabilities=SIM,
+            automatic=False,
+            devices=_sim_devices,
+        ),
     ]
 
 
 @hookimpl
 def strata_allocators() -> list[AllocatorRecord]:
-    """The allocator for backends that need no device memory."""
+    """Host memory for backends without devices, and for the simulated one."""
     return [
         AllocatorRecord(
             name="host",
@@ -133,7 +174,15 @@ def strata_allocators() -> list[AllocatorRecord]:
             serves=("cpu", "reference"),
             probe=_anywhere,
             build=_build_host,
-        )
+        ),
+        AllocatorRecord(
+            name="sim-pinned",
+            summary="Host memory that the simulated devices can address and copy",
+            api=API,
+            serves=("sim",),
+            probe=_anywhere,
+            build=_build_sim_pinned,
+        ),
     ]
 
 
@@ -154,5 +203,12 @@ def strata_expert_sources() -> list[SourceRecord]:
             api=API,
             probe=_anywhere,
             build=_build_mmap,
+        ),
+        SourceRecord(
+            name="sliced-pinned",
+            summary="Experts that no device holds copied into host memory, slice by slice",
+            api=API,
+            probe=_anywhere,
+            build=_build_sliced_pinned,
         ),
     ]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from strata_core.errors import Degradation
     from strata_core.kernels.program import Program
     from strata_core.machine import Machine
+    from strata_core.runtime import Device
 
 API = (1, 0)
 """(major, minor) of this interface. A new major may break plugins; a new minor only adds."""
@@ -34,8 +35,6 @@ Role = Literal["backend", "allocator", "source"]
 
 
 # --- records -----------------------------------------------------------------------------------
-
-
 @frozen
 class Usable:
     """A probe's yes. `detail` says in a few words what was found, e.g. a driver version."""
@@ -80,7 +79,9 @@ class BackendRecord:
     `probe(machine)` answers from the machine's facts in well under a second and opens no device
     context; what it has to look up it asks through `machine.observe`, so that the answer can be
     given again for a recorded machine. `build` may be called once per model. `capabilities` is
-    what it can do anywhere, for planning; a built backend may offer less on its machine.
+    what it can do anywhere, for planning; a built backend may offer less on its machine. One that
+    is not `automatic` is used only by name. `devices(machine, options)` are those it would use,
+    for planning, told without opening a context (None: it has no devices of its own).
     """
 
     name: str
@@ -91,6 +92,8 @@ class BackendRecord:
     supersedes: tuple[str, ...] = ()
     fallback: bool = False
     capabilities: Capabilities = Capabilities()
+    automatic: bool = True
+    devices: Callable[[Machine, Mapping[str, Any]], Sequence[Device]] | None = None
 
 
 @frozen(kw_only=True)
@@ -133,19 +136,15 @@ Record = BackendRecord | AllocatorRecord | SourceRecord
 
 
 # --- what `build` is given ---------------------------------------------------------------------
-
-
 class Progress(Protocol):
-    """Told about long work; thread-safe, cheap, and silent where nobody watches."""
+    """Told about long work; thread-safe, cheap, and silent where nobody watches.
 
-    def start(self, label: str, nbytes: int) -> None:
-        """A piece of work begins that will move `nbytes` in all."""
+    A piece of work begins (`nbytes` will be moved in all), advances by `nbytes`, ends.
+    """
 
-    def advance(self, nbytes: int) -> None:
-        """`nbytes` more were moved."""
-
-    def done(self) -> None:
-        """The piece of work that `start` named has ended."""
+    def start(self, label: str, nbytes: int) -> None: ...  # noqa: D102 - told above
+    def advance(self, nbytes: int) -> None: ...  # noqa: D102
+    def done(self) -> None: ...  # noqa: D102
 
 
 @frozen(kw_only=True)
@@ -180,8 +179,6 @@ class SourceContext:
 
 
 # --- experts -----------------------------------------------------------------------------------
-
-
 @frozen(order=True)
 class Expert:
     """One routed expert: (layer, index)."""
@@ -299,8 +296,6 @@ class StableSource(Source, Protocol):
 
 
 # --- host memory -------------------------------------------------------------------------------
-
-
 @frozen
 class Span:
     """A piece of host memory that is one registration, with one device alias (None: none)."""
@@ -363,8 +358,6 @@ class Allocator(Protocol):
 
 
 # --- computing ---------------------------------------------------------------------------------
-
-
 @frozen
 class Limits:
     """Sizes that a bound program is made for: tokens in one window, logits rows, context length."""

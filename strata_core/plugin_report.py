@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strata_core.errors import SelectionError
-from strata_core.interfaces import API, Probe, Record, Role, Usable
+from strata_core.interfaces import API, AllocatorRecord, BackendRecord, Probe, Record, Role, Usable
 from strata_core.plugins.catalogue import Blocked, Broken, Catalogue, Offer
 from strata_core.plugins.probing import Probes
 from strata_core.selection import Selection
@@ -27,8 +27,9 @@ def report_plugins(
     Members:
     - `api`: [major, minor] of this core's interface;
     - `backends`, `allocators`, `sources`: one object per record, sorted by name, with `name`,
-      `summary`, `distribution`, `version`, `api`, `supersedes`, `fallback`, `serves` (allocators
-      alone), `usable`, `detail` (where usable), `reason` and `hint` (where not), `selected`;
+      `summary`, `distribution`, `version`, `api`, `supersedes`, `fallback`, `automatic` (backends
+      alone), `serves` (allocators alone), `usable`, `detail` (where usable), `reason` and `hint`
+      (where not), `selected`;
     - `selections`: by role what was chosen (`Selection.as_json`), or `error` with its three lines;
       a role that was not asked for (a source without a model) is missing;
     - `broken`: what is quarantined: `distribution`, `version`, `entry_point`, `stage`, `error`,
@@ -60,9 +61,10 @@ def _offer(offer: Offer[Record], probe: Probe, selected: bool) -> dict[str, Any]
         "supersedes": list(record.supersedes),
         "fallback": record.fallback,
     }
-    serves = getattr(record, "serves", None)
-    if serves is not None:
-        described["serves"] = list(serves)
+    if isinstance(record, BackendRecord):
+        described["automatic"] = record.automatic
+    if isinstance(record, AllocatorRecord):
+        described["serves"] = list(record.serves)
     if isinstance(probe, Usable):
         described |= {"usable": True, "detail": probe.detail}
     else:

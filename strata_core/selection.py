@@ -1,9 +1,9 @@
 """Choosing one record per role: pure functions of offers, answers and the request.
 
-A name that the user typed is that record or an error. `auto` drops what is unusable, then what a
-usable record supersedes, then fallbacks; exactly one left is taken, several are an error that names
-the flag, none is the fallback with a notice, unless a plugin failed to load. The order of the
-arguments' elements never changes an answer.
+A name that the user typed is that record or an error. `auto` drops what is unusable or used only by
+name, then what a usable record supersedes, then fallbacks; exactly one left is taken, several are
+an error that names the flag, none is the fallback with a notice, unless a plugin failed to load.
+The order of the arguments' elements never changes an answer.
 """
 
 from __future__ import annotations
@@ -177,8 +177,9 @@ class _Choice:
 
     def automatic(self) -> Selection | SelectionError:
         """The one record that is left, or why there is none or more than one."""
-        superseded = _superseded(self._usable())
-        left = [offer for offer in self._usable() if offer.name not in superseded]
+        candidates = [offer for offer in self._usable() if _automatic(offer)]
+        superseded = _superseded(candidates)
+        left = [offer for offer in candidates if offer.name not in superseded]
         real = [offer for offer in left if not offer.record.fallback]
         if len(real) > 1:
             return self._several(real, "nothing says which of them to prefer")
@@ -255,7 +256,8 @@ class _Choice:
         over = sorted(name for name, by in superseded.items() if by == taken.name)
         if over:
             return f"usable here, and it supersedes {', '.join(over)}"
-        others = "" if self._usable() == [taken] else " that is no fallback"
+        rivals = [offer for offer in self._usable() if _automatic(offer)]
+        others = "" if rivals == [taken] else " that is no fallback"
         return f"the only {self.role} usable here{others}"
 
     def _fallback(
@@ -326,6 +328,8 @@ class _Choice:
                 reasons[offer.name] = self.unfit[offer.name]
             elif isinstance(probe, Unusable):
                 reasons[offer.name] = probe.reason
+            elif not otherwise and not _automatic(offer):
+                reasons[offer.name] = f"used only where {self.flag} names it"
             elif offer.name in superseded:
                 reasons[offer.name] = f"superseded by {superseded[offer.name]}"
             else:
@@ -333,12 +337,14 @@ class _Choice:
         return reasons
 
     def _real(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Without the usable fallbacks: that they gave way does not say why a fallback is taken."""
-        gave_way = {offer.name for offer in self._usable() if offer.record.fallback}
+        """Without what `auto` passes over anyway: that does not say why a fallback is taken."""
+        by_name = {offer.name for offer in self.offers if not _automatic(offer)}
+        gave_way = by_name | {o.name for o in self._usable() if o.record.fallback}
         return {name: why for name, why in reasons.items() if name not in gave_way}
 
     def _hints(self) -> str:
-        probes = ((offer.name, self.probes[offer.name]) for offer in self.offers)
+        asked = (offer for offer in self.offers if _automatic(offer))
+        probes = ((offer.name, self.probes[offer.name]) for offer in asked)
         return "; ".join(
             f"{name}: {probe.hint}"
             for name, probe in probes
@@ -346,7 +352,8 @@ class _Choice:
         )
 
     def _way_on(self, request: str) -> str:
-        usable = [offer.name for offer in self._usable() if offer.name != request]
+        ways = [offer for offer in self._usable() if _automatic(offer)]
+        usable = [offer.name for offer in ways if offer.name != request]
         return f"usable here: {', '.join(usable)}" if usable else ""
 
     def _selection(
@@ -382,6 +389,11 @@ class SourceChoice:
         if planned is None:
             return self._choice.nobody_reads(self._form, self._claiming)
         return self._choice.planned(planned, because, self._claiming)
+
+
+def _automatic(offer: Offer[Record]) -> bool:
+    """Whether `auto` may take a record."""
+    return not isinstance(offer.record, BackendRecord) or offer.record.automatic
 
 
 def _superseded(usable: Sequence[Offer[Record]]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from strata_core.setting_table import SETTINGS, Group, Setting
 
 SECTIONS: dict[Group, str] = {
     "choice": "Which parts do the work",
+    "device": "Devices and their memory",
     "memory": "Memory",
     "model": "Model",
     "plugins": "Plugins",
@@ -124,9 +125,7 @@ def _given(setting: Setting, value: Any) -> Any:
 
 def _option(setting: Setting) -> click.Option:
     flag = setting.flag or ""
-    shape: dict[str, Any] = {"type": str, "metavar": setting.metavar or None}
-    if setting.choices:
-        shape["metavar"] = "|".join(setting.choices)
+    shape: dict[str, Any] = {"type": str, "metavar": "|".join(setting.values) or None}
     if setting.kind == "switch":
         shape = {"is_flag": True, "default": False}
     return SectionedOption(

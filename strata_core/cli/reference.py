@@ -108,7 +108,7 @@ def _settings() -> str:
     for setting in SETTINGS:
         if setting.pending:
             continue
-        value = " or ".join(setting.choices) or setting.metavar or "switch"
+        value = " or ".join(setting.values) or "switch"
         flag = f"`{setting.flag}`" if setting.flag else ""
         cells = [flag, f"`{setting.key}`", f"`{setting.env}`", value, _cell(setting.help)]
         lines.append(f"| {' | '.join(cells)} |")

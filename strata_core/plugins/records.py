@@ -72,6 +72,8 @@ def _problem(record: Record) -> str:
     checks = {**_CHECKS, **(_ALLOCATOR if isinstance(record, AllocatorRecord) else {})}
     if isinstance(record, SourceRecord):
         checks |= _SOURCE
+    if isinstance(record, BackendRecord):
+        checks |= _BACKEND
     for name, (expected, check) in checks.items():
         value = getattr(record, name)
         if not check(value):
@@ -118,6 +120,10 @@ _CHECKS: Mapping[str, Check] = {
 }
 _ALLOCATOR: Mapping[str, Check] = {
     "serves": ("a tuple of at least one name", lambda value: _is_names(value) and value != ()),
+}
+_BACKEND: Mapping[str, Check] = {
+    "automatic": ("True or False", lambda value: isinstance(value, bool)),
+    "devices": ("callable or None", lambda value: value is None or callable(value)),
 }
 _SOURCE: Mapping[str, Check] = {
     "claims": ("callable or None", lambda value: value is None or callable(value)),

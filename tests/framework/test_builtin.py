@@ -15,9 +15,11 @@ from strata_core.plugins import load_plugins
 BUILDS = [
     ("backend", "cpu", "strata_core.kernels.cpu.backend"),
     ("backend", "reference", "strata_core.kernels.reference_backend"),
+    ("backend", "sim", "strata_core.testing.sim_backend"),
     ("allocator", "host", "strata_core.memory.host"),
     ("source", "arena", "strata_core.sources.arena"),
     ("source", "mmap", "strata_core.sources.mmap"),
+    ("source", "sliced-pinned", "strata_core.sources.sliced_pinned"),
 ]
 
 
@@ -42,9 +44,16 @@ def test_the_records_serve_every_machine(make_machine):
         *builtin.strata_allocators(),
         *builtin.strata_expert_sources(),
     ]
-    assert [record.name for record in records] == ["cpu", "reference", "host", "arena", "mmap"]
-    assert [record.fallback for record in records] == [True, True, False, False, False]
-    assert [record.supersedes for record in records] == [("reference",), (), (), (), ()]
+    assert [record.name for record in records] == [
+        *("cpu", "reference", "sim"),
+        *("host", "sim-pinned"),
+        *("arena", "mmap", "sliced-pinned"),
+    ]
+    assert {record.name for record in records if record.fallback} == {"cpu", "reference"}
+    assert {record.name: record.supersedes for record in records if record.supersedes} == {
+        "cpu": ("reference",)
+    }
+    assert [item.automatic for item in builtin.strata_backends()] == [True, True, False]
     for machine in (make_machine(), make_machine(os="windows", architecture="aarch64")):
         assert {type(record.probe(machine)) for record in records} == {Usable}
     assert {record.api for record in records} == {API}
@@ -65,7 +74,7 @@ def test_the_records_serve_every_machine(make_machine):
     ],
 )
 def test_cpu_needs_its_compiler(observed, answer, make_machine):
-    cpu, reference = builtin.strata_backends()
+    cpu, reference, _ = builtin.strata_backends()
     machine = make_machine(observed=observed)
     assert cpu.probe(machine) == answer
     assert reference.probe(machine) == Usable("linux x86_64")

@@ -15,7 +15,11 @@ from strata_core.interfaces import Unusable, Usable
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
 from strata_core.selection import select_backend
 
-BUILT_IN = {"backend": {"cpu", "reference"}, "allocator": {"host"}, "source": {"arena", "mmap"}}
+BUILT_IN = {
+    "backend": {"cpu", "reference", "sim"},
+    "allocator": {"host", "sim-pinned"},
+    "source": {"arena", "mmap", "sliced-pinned"},
+}
 
 OFFERS = {
     "good": {"backend": {"dummy"}, "allocator": {"dummy-memory"}, "source": {"dummy-source"}},
@@ -118,7 +122,7 @@ def test_all_of_them_are_probed_and_selected_from(points, make_machine, capfd):
     probes = probe_catalogue(catalogue, make_machine(), seconds=0.3)
     slow_probe.GATE.set()
     assert capfd.readouterr().out == ""
-    assert probes["backend"].keys() == {"cpu", "reference", "own", "slow", "talkative"}
+    assert probes["backend"].keys() == {*BUILT_IN["backend"], "own", "slow", "talkative"}
     assert isinstance(probes["backend"]["slow"], Unusable)
     assert probes["backend"]["own"] == Usable("always")
     several = select_backend(catalogue.backends, catalogue.broken, probes["backend"])
@@ -144,7 +148,7 @@ def test_a_plugin_that_takes_a_built_in_name_costs_both_until_it_is_blocked(
     good = entry_points[0].load()
     good.records = _Renaming(records, taken)
     catalogue = load_plugins(entry_points)
-    assert names(catalogue)["backend"] == {left}
+    assert names(catalogue)["backend"] == {left, "sim"}
     assert [item.distribution for item in catalogue.broken] == ["strata-core", "strata-dummy-good"]
     probes = probe_catalogue(catalogue, make_machine())
     refused = select_backend(catalogue.backends, catalogue.broken, probes["backend"])

@@ -13,10 +13,15 @@ from strata_core import __version__
 from strata_core.plugins import Catalogue, load_plugins
 
 BUILT_IN = {
-    "backend": ["cpu", "reference"],
-    "allocator": ["host"],
-    "source": ["arena", "mmap"],
+    "backend": ["cpu", "reference", "sim"],
+    "allocator": ["host", "sim-pinned"],
+    "source": ["arena", "mmap", "sliced-pinned"],
 }
+
+
+def among(role: str, *more: str) -> list[str]:
+    """The built-in names of a role and more, as a catalogue lists them."""
+    return sorted([*BUILT_IN[role], *more])
 
 
 def names(catalogue: Catalogue, role: str) -> list[str]:
@@ -33,9 +38,9 @@ def test_without_plugins_the_built_ins_are_offered_through_the_same_door():
 def test_a_sound_plugin_is_offered_with_its_distribution_and_version(install):
     catalogue = load_plugins(install("good", version="3.1"))
     assert catalogue.broken == ()
-    assert names(catalogue, "backend") == ["cpu", "dummy", "reference"]
-    assert names(catalogue, "allocator") == ["dummy-memory", "host"]
-    assert names(catalogue, "source") == ["arena", "dummy-source", "mmap"]
+    assert names(catalogue, "backend") == among("backend", "dummy")
+    assert names(catalogue, "allocator") == among("allocator", "dummy-memory")
+    assert names(catalogue, "source") == among("source", "dummy-source")
     offer = catalogue.backend("dummy")
     assert (offer.distribution, offer.version) == ("strata-dummy-good", "3.1")
     assert catalogue.allocator("dummy-memory").record.serves == ("dummy",)
@@ -84,7 +89,7 @@ def test_a_broken_plugin_is_quarantined_and_the_others_stay(install, module, sta
     assert re.fullmatch(error, broken.error), broken.error
     assert broken.distribution == f"strata-dummy-{module.replace('_', '-')}"
     assert (broken.version, broken.entry_point) == ("1.2", module.replace("_", "-"))
-    assert names(catalogue, "backend") == ["cpu", "dummy", "reference"]
+    assert names(catalogue, "backend") == among("backend", "dummy")
 
 
 def test_the_stack_trace_of_an_import_error_is_kept(install):
@@ -133,8 +138,8 @@ def test_a_name_offered_twice_belongs_to_neither(install):
     )
     for entry_points in ([*first, *second], [*second, *first]):
         catalogue = load_plugins(entry_points)
-        assert names(catalogue, "backend") == ["cpu", "own", "reference"]
-        assert names(catalogue, "allocator") == ["dummy-memory", "host"]
+        assert names(catalogue, "backend") == among("backend", "own")
+        assert names(catalogue, "allocator") == among("allocator", "dummy-memory")
         assert [(item.distribution, item.stage, item.error) for item in catalogue.broken] == [
             ("strata-dummy-duplicate", "duplicate", text),
             ("strata-dummy-good", "duplicate", text),
@@ -161,7 +166,7 @@ def test_the_catalogue_is_the_same_in_every_load_order(install):
 def test_a_blocked_plugin_is_not_even_imported(install, name):
     catalogue = load_plugins([*install("exits"), *install("good")], blocked=["nobody", name])
     assert catalogue.broken == ()
-    assert names(catalogue, "backend") == ["cpu", "dummy", "reference"]
+    assert names(catalogue, "backend") == among("backend", "dummy")
     kept_out = {item.name: item.entry_points for item in catalogue.blocked}
     assert kept_out.pop("nobody") == ()
     assert list(kept_out.values()) == [("strata-dummy-exits: exits",)]
@@ -176,7 +181,7 @@ def test_what_a_plugin_prints_goes_to_stderr(install, capsys):
 
 def test_a_missing_stderr_does_not_matter(install, monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    assert names(load_plugins(install("prints")), "backend") == ["cpu", "reference", "talkative"]
+    assert names(load_plugins(install("prints")), "backend") == among("backend", "talkative")
 
 
 def test_an_entry_point_that_names_nothing_useful(install):

@@ -19,9 +19,15 @@ def test_every_offer_has_an_answer(install, make_machine):
             "cpu": Usable("x86_64, 8 cores"),
             "dummy": Usable("always"),
             "reference": here,
+            "sim": Usable("x86_64, 8 cores"),
         },
-        "allocator": {"dummy-memory": Usable("always"), "host": here},
-        "source": {"arena": here, "dummy-source": Usable("always"), "mmap": here},
+        "allocator": {"dummy-memory": Usable("always"), "host": here, "sim-pinned": here},
+        "source": {
+            "arena": here,
+            "dummy-source": Usable("always"),
+            "mmap": here,
+            "sliced-pinned": here,
+        },
     }
 
 

@@ -39,6 +39,7 @@ def test_offers_selections_and_blocked_names(install, make_machine):
         "api": [1, 0],
         "supersedes": [],
         "fallback": False,
+        "automatic": True,
         "usable": False,
         "reason": "no card",
         "hint": "buy one",
@@ -60,6 +61,7 @@ def test_offers_selections_and_blocked_names(install, make_machine):
         "runners_up": [
             {"name": "dummy", "reason": "no card"},
             {"name": "reference", "reason": "superseded by cpu"},
+            {"name": "sim", "reason": "used only where --backend names it"},
         ],
         "notice": "backend cpu, the fallback: dummy: no card",
     }

@@ -18,7 +18,7 @@ def nothing(argument):
     raise AssertionError("selection asks and builds nothing")
 
 
-def backend(name, supersedes=(), fallback=False):
+def backend(name, supersedes=(), fallback=False, automatic=True):
     record = BackendRecord(
         name=name,
         summary=name,
@@ -27,6 +27,7 @@ def backend(name, supersedes=(), fallback=False):
         build=nothing,
         supersedes=tuple(supersedes),
         fallback=fallback,
+        automatic=automatic,
     )
     return Offer(record, f"dist-{name}", "1.0")
 
@@ -44,6 +45,7 @@ offers = st.lists(
         st.sampled_from(NAMES),
         st.lists(st.sampled_from(NAMES), max_size=2),
         st.booleans(),
+        st.sampled_from([True, True, False]),
     ).filter(lambda offer: offer.name not in offer.record.supersedes),
     max_size=5,
     unique_by=lambda offer: offer.name,
@@ -63,7 +65,7 @@ broken = st.lists(
 
 def expected_name(offers, usable, broken):
     """The rules of the design, on sets: the one name, or None for an error."""
-    live = {offer.name: offer.record for offer in offers if offer.name in usable}
+    live = {o.name: o.record for o in offers if o.name in usable and o.record.automatic}
     above = {name: {up for up, r in live.items() if name in r.supersedes} for name in live}
     free = {name for name in live if not above[name]}
     beaten: set[str] = set()
@@ -150,6 +152,25 @@ def test_an_unusable_record_supersedes_nothing():
     probes = {"a": Usable(), "b": Unusable("not here")}
     result = select_backend([backend("a"), backend("b", supersedes=("a",))], (), probes)
     assert chosen(result).name == "a"
+
+
+def test_a_record_used_by_name_alone_is_none_of_autos():
+    offers = [backend("a", supersedes=("b",), automatic=False), backend("b"), backend("c")]
+    probes = {"a": Usable(), "b": Usable(), "c": Unusable("no card", "")}
+    result = chosen(select_backend(offers, (), probes))
+    assert (result.name, result.because) == ("b", "the only backend usable here")
+    assert result.runners_up == (("a", "used only where --backend names it"), ("c", "no card"))
+    assert chosen(select_backend(offers, (), probes, "a")).name == "a"
+
+
+def test_one_used_by_name_alone_is_no_reason_for_a_fallback():
+    offers = [backend("a", automatic=False), backend("d", fallback=True)]
+    result = chosen(select_backend(offers, (), {"a": Usable(), "d": Usable()}))
+    assert result.notice == "backend d, the fallback: only fallbacks are installed"
+    assert result.runners_up == (("a", "used only where --backend names it"),)
+    error = select_backend(offers[:1], (), {"a": Usable()})
+    assert isinstance(error, SelectionError)
+    assert error.why == "a: used only where --backend names it"
 
 
 def test_the_fallback_comes_with_one_visible_line():

@@ -138,6 +138,7 @@ NO_RED = "the fallback: red: no red adapter; ruby: no red adapter"
 ONLY_BACKEND = "the only backend usable here that is no fallback"
 ONLY_ALLOCATOR = "the only allocator usable here"
 CLAIMS = "it claims models of the form 'stream'"
+NOT_SIM = "sim-pinned: serves sim, not red"
 LISTS = "a plugin that is not installed may offer it; `strata plugins` lists what there is"
 
 BACKENDS = [
@@ -195,17 +196,17 @@ BACKENDS = [
     )),
     ("red", "red", "rde", (
         "there is no backend 'rde'",
-        "there are cpu, red, reference",
+        "there are cpu, red, reference, sim",
         f"did you mean --backend red? {LISTS}",
     )),
     ("red", "red torn", "zzz", (
         "there is no backend 'zzz'",
-        f"there are cpu, red, reference; plugins that did not load: {NO_TORN}",
+        f"there are cpu, red, reference, sim; plugins that did not load: {NO_TORN}",
         LISTS,
     )),
     ("bare", "", "aut", (
         "there is no backend 'aut'",
-        "there are cpu, reference",
+        "there are cpu, reference, sim",
         f"did you mean --backend auto? {LISTS}",
     )),
     ("red", "red twin", "red", (
@@ -245,7 +246,7 @@ ALLOCATORS = [
     )),
     ("red", "ruby", "ruby", "auto", (
         "no allocator that serves ruby can be used on this machine",
-        "host: serves cpu, reference, not ruby",
+        "host: serves cpu, reference, not ruby; sim-pinned: serves sim, not ruby",
         "install a plugin that offers one; `strata plugins` lists what there is",
     )),
     ("red", "ruby torn", "ruby", "auto", (
@@ -255,7 +256,7 @@ ALLOCATORS = [
     )),
     ("bare", "red", "red", "auto", (
         "no allocator that serves red can be used on this machine",
-        "host: serves cpu, reference, not red; red-pinned: no red adapter",
+        f"host: serves cpu, reference, not red; red-pinned: no red adapter; {NOT_SIM}",
         "red-pinned: plug one in for red",
     )),
 ]  # fmt: skip
@@ -287,7 +288,7 @@ SOURCES = [
     )),
     ("bare", "", "tiered-file", "gguf", "arena", (
         "there is no source 'tiered-file'",
-        "there are arena, mmap",
+        "there are arena, mmap, sliced-pinned",
         LISTS,
     )),
 ]  # fmt: skip

@@ -2,12 +2,13 @@
 
 A phase is a list of steps. In a `together` phase the units of the steps are one range, and a thread
 that claims a part of it runs every step on it, in order. In a `side by side` phase the units of the
-steps follow one another, and no step reads what another one writes. All threads finish a phase
-before any begins the next.
+steps follow one another, and no step reads what another one writes. In a `leader` phase the leader
+runs the steps, in order, and nobody else does anything. All threads finish a phase before any
+begins the next.
 
 Memory layout, in int64 words. Step: function, arguments, address of the number of units, 0. Phase:
-steps, number of steps, side by side or not, first unclaimed unit, and four unused words, so that
-every counter has a cache line to itself. The crew's own words are those of `WORDS`, one a line.
+steps, number of steps, its kind, first unclaimed unit, and four unused words, so that every counter
+has a cache line to itself. The crew's own words are those of `WORDS`, one a line.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from strata_core.kernels.cpu.target import Target
 
 LINE = 64
 STEP_WORDS, PHASE_WORDS = 4, 8
+
+TOGETHER, SIDE_BY_SIDE, LEADER = 0, 1, 2
+"""Kinds of phases."""
 
 WORDS = ("round", "phases", "count", "arrived", "base", "threads", "stop", "yield")
 """`round`: rounds begun so far; `phases`, `count`: what this round runs; `arrived`: how often a
@@ -48,7 +52,8 @@ def _word(crew: V, name: str) -> V:
     return crew + WORDS.index(name) * LINE
 
 
-def _pause(e: Emit, target: Target) -> None:
+def pause(e: Emit, target: Target) -> None:
+    """Tell the processor that this thread waits for a word."""
     instruction = {"x86_64": "pause", "aarch64": "isb"}.get(target.triple.split("-")[0])
     if instruction:
         e.b.asm(ir.FunctionType(VOID, []), instruction, "~{memory}", [], side_effect=True)
@@ -57,7 +62,7 @@ def _pause(e: Emit, target: Target) -> None:
 def _look_again(e: Emit, target: Target, crew: V, looks: Var) -> None:
     """Between two looks at a word: pause, and after many looks let others run."""
     looks.set(looks.get() + 1)
-    _pause(e, target)
+    pause(e, target)
     give_way = e.load(I64, _word(crew, "yield"), align=8)
     long = (looks.get() > SPINS) & give_way.compare("!=", 0)
     with e.when(long):
@@ -70,12 +75,20 @@ def _function(module: ir.Module, name: str, result: ir.Type, args: int) -> Itera
 
 
 def emit_crew(module: ir.Module, target: Target) -> None:
-    """`begin(crew)`, `lead(crew)` and `serve(crew, index, seen)`; `pool.py` says who calls them."""
+    """`begin(crew)`, `lead(crew)`, `serve(crew, index, seen)`: `pool.py` says who calls them.
+
+    `run_step(function, args, begin, end)` runs one step on the calling thread alone.
+    """
     _emit_phases(module, target)
     with _function(module, "begin", I64, 1) as e:
         _begin(e)
     with _function(module, "lead", VOID, 1) as e:
-        e.call("run_phases", VOID, e.args[0])
+        e.call("run_phases", VOID, e.args[0], e.i64(1))
+        e.finish()
+    with _function(module, "run_step", VOID, 4) as e:
+        before = _set_control_word(e, target)
+        e.call_address(e.args[0], STEP_TYPE, *e.args[1:])
+        _restore_control_word(e, before)
         e.finish()
     with _function(module, "serve", I64, 3) as e:
         _serve(e, target)
@@ -110,7 +123,7 @@ def _serve(e: Emit, target: Target) -> None:
                 seen.set(seen.get() + 1)
                 with e.when(e.load(I64, _word(crew, "stop"), align=8).compare("!=", 0)):
                     e.finish(e.i64(STOPPED))
-                e.call("run_phases", VOID, crew)
+                e.call("run_phases", VOID, crew, e.i64(0))
                 looks.set(0)
             with idle:
                 _look_again(e, target, crew, looks)
@@ -128,33 +141,33 @@ def _serve(e: Emit, target: Target) -> None:
 
 
 def _emit_phases(module: ir.Module, target: Target) -> None:
-    """`run_phases(crew)`: this thread's part of a round; returns when all threads are done."""
-    function = ir.Function(module, ir.FunctionType(VOID, [I64]), "run_phases")
+    """`run_phases(crew, leads)`: this thread's part of a round; returns when all are done."""
+    function = ir.Function(module, ir.FunctionType(VOID, [I64, I64]), "run_phases")
     function.linkage = "internal"
     function.attributes.add("noinline")
     e = Emit(module, function)
     before = _set_control_word(e, target)
-    crew = e.args[0]
+    crew, leads = e.args
     phases = e.load(I64, _word(crew, "phases"), align=8)
     threads = e.load(I64, _word(crew, "threads"), align=8)
     arrived = _word(crew, "arrived")
     base = e.load(I64, _word(crew, "base"), align=8)
     with e.loop(0, e.load(I64, _word(crew, "count"), align=8)) as p:
         phase = phases + p * (8 * PHASE_WORDS)
-        side_by_side = e.load(I64, phase, 16, align=8).compare("!=", 0)
-        with e.b.if_else(side_by_side.raw) as (yes, no):
-            with yes:
-                _side_by_side(e, phase)
-            with no:
-                _together(e, phase)
+        kind = e.load(I64, phase, 16, align=8)
+        with e.when(kind.compare("==", TOGETHER)):
+            _together(e, phase)
+        with e.when(kind.compare("==", SIDE_BY_SIDE)):
+            _side_by_side(e, phase)
+        with e.when(kind.compare("==", LEADER) & leads.compare("!=", 0)):
+            _in_order(e, phase)
         e.fetch_add(arrived, 1)
         wanted = base + (p + 1) * threads
         looks = e.var(I64, 0)
         with e.forever() as leave_if:
             leave_if(e.load_acquire(arrived) >= wanted)
             _look_again(e, target, crew, looks)
-    if before is not None:
-        e.control_word("ldmxcsr", before)
+    _restore_control_word(e, before)
     e.finish()
 
 
@@ -177,6 +190,11 @@ def _set_control_word(e: Emit, target: Target) -> V | None:
     return before
 
 
+def _restore_control_word(e: Emit, before: V | None) -> None:
+    if before is not None:
+        e.control_word("ldmxcsr", before)
+
+
 def _call_step(e: Emit, step: V, first: V, last: V) -> None:
     function, args = e.load(I64, step, align=8), e.load(I64, step, 8, align=8)
     e.call_address(function, STEP_TYPE, args, first, last)
@@ -195,6 +213,14 @@ def _together(e: Emit, phase: V) -> None:
         leave_if(unit >= units)
         with e.loop(0, count) as s:
             _call_step(e, steps + s * (8 * STEP_WORDS), unit, unit + 1)
+
+
+def _in_order(e: Emit, phase: V) -> None:
+    """All units of every step, one step after the other, by the calling thread."""
+    steps, count = e.load(I64, phase, align=8), e.load(I64, phase, 8, align=8)
+    with e.loop(0, count) as s:
+        step = steps + s * (8 * STEP_WORDS)
+        _call_step(e, step, e.i64(0), _units(e, step))
 
 
 def _side_by_side(e: Emit, phase: V) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from llvmlite import ir
 
 from strata_core.kernels.cpu.elementwise import MOST_EXPERTS
-from strata_core.kernels.cpu.emit import I32, I64
+from strata_core.kernels.cpu.emit import I32, I64, Emit, V
 from strata_core.kernels.cpu.linear import GROUP_FIELDS
-from strata_core.kernels.cpu.steps import step
+from strata_core.kernels.cpu.steps import Args, step
 
 PLAN_ARGS = (
     "picks",
@@ -30,7 +30,8 @@ PLAN_ARGS = (
 """`table`: uint64 [experts, 3], addresses of gate, up and down. `groups`: int64 [experts + 1,
 GROUP_FIELDS], written here. `units`: int64 [2], written: units of `gate_up` and of `down`.
 `xs` [tokens] and `ys`, `inner` [entries]: addresses by token and by entry; `out_*` the same in the
-order of the groups, written here. `counters`: int64 [2], entries and groups, added to."""
+order of the groups, written here. `counters`: int64 [2], entries and groups, added to. A negative
+pick belongs to another lane; its entry is left out."""
 
 
 def emit_plan(module: ir.Module) -> None:
@@ -40,7 +41,9 @@ def emit_plan(module: ir.Module) -> None:
         starts = e.scratch(8 * (MOST_EXPERTS + 1))
         e.clear(starts, (a.experts + 1) * 8)
         with e.loop(0, entries) as i:
-            cell = starts + (e.load(I32, a.picks + i * 4).sext(I64) + 1) * 8
+            # those left out are counted in the first cell, which nothing reads
+            pick = e.smax(e.load(I32, a.picks + i * 4).sext(I64), e.i64(-1))
+            cell = starts + (pick + 1) * 8
             e.store(e.load(I64, cell, align=8) + 1, cell, align=8)
         groups, total = e.var(I64, 0), e.var(I64, 0)
         with e.loop(0, a.experts) as x:
@@ -58,13 +61,19 @@ def emit_plan(module: ir.Module) -> None:
             total.set(total.get() + count)
         e.store(total.get(), a.groups + groups.get() * (8 * GROUP_FIELDS), 24, align=8)
         with e.loop(0, entries) as i:
-            cell = starts + e.load(I32, a.picks + i * 4).sext(I64) * 8
-            to = e.load(I64, cell, align=8)
-            e.store(to + 1, cell, align=8)
-            e.store(e.load(I64, a.xs + (i // a.top_k) * 8, align=8), a.out_xs + to * 8, align=8)
-            e.store(e.load(I64, a.ys + i * 8, align=8), a.out_ys + to * 8, align=8)
-            e.store(e.load(I64, a.inner + i * 8, align=8), a.out_inner + to * 8, align=8)
+            pick = e.load(I32, a.picks + i * 4).sext(I64)
+            with e.when(pick >= 0):
+                _place(e, a, starts + pick * 8, i)
         e.store(groups.get() * a.chunks_up, a.units, align=8)
         e.store(groups.get() * a.chunks_down, a.units, 8, align=8)
-        for n, value in enumerate((entries, groups.get())):
+        for n, value in enumerate((total.get(), groups.get())):
             e.store(e.load(I64, a.counters, 8 * n, align=8) + value, a.counters, 8 * n, align=8)
+
+
+def _place(e: Emit, a: Args, cell: V, entry: V) -> None:
+    """Put an entry's addresses where its expert's next one goes."""
+    to = e.load(I64, cell, align=8)
+    e.store(to + 1, cell, align=8)
+    e.store(e.load(I64, a.xs + (entry // a.top_k) * 8, align=8), a.out_xs + to * 8, align=8)
+    e.store(e.load(I64, a.ys + entry * 8, align=8), a.out_ys + to * 8, align=8)
+    e.store(e.load(I64, a.inner + entry * 8, align=8), a.out_inner + to * 8, align=8)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 from attrs import frozen
 from llvmlite import ir
 
-from strata_core.kernels.cpu import attention, elementwise, expert_plan, linear
+from strata_core.kernels.cpu import attention, elementwise, expert_plan, hand_over, linear
+from strata_core.kernels.cpu.crew import emit_crew
 from strata_core.kernels.cpu.jit import Code, Compiler
 from strata_core.kernels.cpu.target import Target
 from strata_core.kernels.exact_quant import TWO_PLANES
@@ -23,8 +25,10 @@ class Step:
     parameters: tuple[Parameter, ...] = ()
 
 
-def _shared(module: ir.Module, largest: int) -> None:
+def _shared(module: ir.Module, target: Target, largest: int) -> None:
     """The steps that depend on nothing."""
+    hand_over.emit_launch(module)
+    hand_over.emit_wait(module, target)
     elementwise.emit_rms_norm(module)
     elementwise.emit_rope(module)
     elementwise.emit_add(module)
@@ -51,6 +55,8 @@ SHARED = frozenset(
         "quantise",
         "quantise_tiles",
         "plan",
+        "launch",
+        "wait",
     }
 )
 
@@ -98,8 +104,19 @@ class Library:
             )
         return self._codes[key].address(step.name)
 
+    def runner(self) -> Callable[[int, int, int, int], None]:
+        """Runs a step by its address: `(function, args, begin, end)`, on the calling thread.
+
+        Floats are as docs/arithmetic.md wants them, and the interpreter's lock is not held.
+        """
+        code = self._compiler.obtain("crew", lambda module: emit_crew(module, self.target))
+        self._codes[Step("crew")] = code
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+        made: Callable[[int, int, int, int], None] = kind(code.address("run_step"))
+        return made
+
     def _emit(self, module: ir.Module, key: Step) -> None:
         if key.name == "shared":
-            _shared(module, self._largest)
+            _shared(module, self.target, self._largest)
         else:
             _emit(module, self.target, key, self._largest)

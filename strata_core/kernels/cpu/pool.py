@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 
 from strata_core.errors import EngineError
 from strata_core.kernels.cpu.crew import (
+    LEADER,
     LINE,
     PARKED,
     PHASE_WORDS,
+    SIDE_BY_SIDE,
     STEP_WORDS,
     STOPPED,
+    TOGETHER,
     WORDS,
     emit_crew,
 )
@@ -42,10 +45,19 @@ class StepCall:
 
 @frozen
 class Phase:
-    """Steps that run before the next phase begins: together on each unit, or side by side."""
+    """Steps that run before the next phase begins: together on each unit, or side by side.
+
+    In a `leader` phase the thread that called `run` does them all, in order.
+    """
 
     steps: tuple[StepCall, ...]
-    side_by_side: bool
+    side_by_side: bool = False
+    leader: bool = False
+
+    @property
+    def kind(self) -> int:
+        """The crew's number for it."""
+        return LEADER if self.leader else SIDE_BY_SIDE if self.side_by_side else TOGETHER
 
 
 @frozen(eq=False)
@@ -64,7 +76,7 @@ class Schedule:
         row = 0
         for phase, line in zip(phases, words, strict=True):
             line[:3] = steps.ctypes.data + row * steps.strides[0], len(phase.steps), 0
-            line[2] = int(phase.side_by_side)
+            line[2] = phase.kind
             for step in phase.steps:
                 steps[row, :3] = step.function, step.args, step.units
                 row += 1
@@ -90,7 +102,7 @@ class Pool:
         self._code = compiler.obtain("crew", lambda module: emit_crew(module, compiler.target))
         self.threads = threads
         self._crew = aligned_words((PARKED + threads) * LINE // 8)
-        self._yield = _yield_function()
+        self._yield = yield_function()
         self._set("threads", threads)
         self._set("yield", self._yield)
         kind = ctypes.CFUNCTYPE
@@ -158,7 +170,7 @@ def _serve(code: Code, crew: Words, index: int, lock: threading.Lock) -> None:
         lock.acquire()
 
 
-def _yield_function() -> int:
+def yield_function() -> int:
     """Address of the system's call that gives the processor to another thread; 0 without one."""
     try:
         if sys.platform == "win32":

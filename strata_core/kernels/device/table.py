@@ -1,0 +1,414 @@
+"""The table of device kernels: name, parameters, typed arguments, grid rule, and what is computed.
+
+A device program launches these by name. A GPU runtime compiles the source of that name; the
+simulated accelerator calls the host function of that name on the same argument block. Bits are
+those of docs/arithmetic.md, the same as the compiled CPU steps'.
+
+Argument block: arguments in the order of the table, each at its natural alignment, little-endian,
+no padding at the end. Kinds: `ptr` (uint64 device address), `i32`, `i64`, `f32`.
+
+Buffers are contiguous float32 [rows, width] unless said. What differs between the rounds of one
+graph (ids, positions, places, cells, the round's number) is read from memory, so a graph replays at
+any position; what shapes the work (rows, widths, splits) is an argument.
+
+The grid rules belong to the sources of the kernels: who changes how a kernel divides its work
+changes the rule here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from attrs import frozen
+
+from strata_core.runtime import KernelKey, Launch
+
+Kind = Literal["ptr", "i32", "i64", "f32"]
+
+_FORMAT: dict[Kind, str] = {"ptr": "Q", "i32": "i", "i64": "q", "f32": "f"}
+_SIZE: dict[Kind, int] = {"ptr": 8, "i32": 4, "i64": 8, "f32": 4}
+
+Values = Mapping[str, int | float]
+
+
+@frozen
+class Geometry:
+    """Blocks of a grid, threads of a block, bytes of dynamic shared memory."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int = 0
+
+
+@frozen(kw_only=True)
+class DeviceKernel:
+    """One entry of the table. `parameters` name what the kernel is compiled for."""
+
+    name: str
+    parameters: tuple[str, ...] = ()
+    args: Mapping[str, Kind]
+    geometry: Callable[[Values], Geometry]
+    summary: str
+
+    @property
+    def format(self) -> str:
+        """The argument block as a `struct` format."""
+        parts, at = ["<"], 0
+        for kind in self.args.values():
+            size = _SIZE[kind]
+            parts.append("x" * (-at % size) + _FORMAT[kind])
+            at += -at % size + size
+        return "".join(parts)
+
+
+def _over(width: str, per: int, rows: str, threads: int = 256) -> Callable[[Values], Geometry]:
+    """Blocks of `per` elements along a row, one line of blocks for each row."""
+
+    def rule(a: Values) -> Geometry:
+        return Geometry((-(-int(a[width]) // per), int(a[rows]), 1), (threads, 1, 1))
+
+    return rule
+
+
+def _each(*counts: str, threads: int) -> Callable[[Values], Geometry]:
+    """One block for each combination of up to three counts, the first varying fastest."""
+
+    def rule(a: Values) -> Geometry:
+        x, y, z = ([int(a[name]) for name in counts] + [1, 1])[:3]
+        return Geometry((x, y, z), (threads, 1, 1))
+
+    return rule
+
+
+def _one(threads: int) -> Callable[[Values], Geometry]:
+    def rule(_: Values) -> Geometry:
+        return Geometry((1, 1, 1), (threads, 1, 1))
+
+    return rule
+
+
+def _rows(per: int, threads: int) -> Callable[[Values], Geometry]:
+    """Blocks of `per` weight rows."""
+
+    def rule(a: Values) -> Geometry:
+        return Geometry((-(-int(a["rows"]) // per), 1, 1), (threads, 1, 1))
+
+    return rule
+
+
+def _table(*entries: DeviceKernel) -> dict[str, DeviceKernel]:
+    return {k.name: k for k in entries}
+
+
+ROWS_PER_BLOCK = 16
+"""Weight rows of one block of `linear` and `down`: four warps of four rows, eight lanes a row."""
+
+INNER_PER_BLOCK = 32
+"""Rows of gate and up of one block of `gate_up`: one block of inner activations."""
+
+DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
+    DeviceKernel(
+        name="embed",
+        parameters=("type",),
+        args={
+            "ids": "ptr",
+            "table": "ptr",
+            "out": "ptr",
+            "stride": "i64",
+            "tokens": "i32",
+            "width": "i32",
+        },
+        geometry=_each("tokens", threads=256),
+        summary="row ids[t] of the table as float32 (docs/arithmetic.md, 3.3); `stride`: bytes of "
+        "a table row; the table may lie in host memory",
+    ),
+    DeviceKernel(
+        name="rms_norm",
+        args={
+            "x": "ptr",
+            "out": "ptr",
+            "weight": "ptr",
+            "rows": "i32",
+            "runs": "i32",
+            "dim": "i32",
+            "eps": "f32",
+        },
+        geometry=_each("runs", "rows", threads=128),
+        summary="each of a row's `runs` runs of `dim` floats; weight float32 [dim]; out may be x",
+    ),
+    DeviceKernel(
+        name="quantise",
+        args={
+            "x": "ptr",
+            "records": "ptr",
+            "status": "ptr",
+            "rows": "i32",
+            "width": "i32",
+            "op": "i32",
+        },
+        geometry=_over("width", 256, "rows"),
+        summary="float rows to records, record_bytes(width) apart; width is a multiple of 32; what "
+        "lies beyond the row in its last record stays as it is; x may lie in host memory",
+    ),
+    DeviceKernel(
+        name="linear",
+        parameters=("type",),
+        args={
+            "weight": "ptr",
+            "x": "ptr",
+            "out": "ptr",
+            "bias": "ptr",
+            "stride": "i64",
+            "tokens": "i32",
+            "rows": "i32",
+            "columns": "i32",
+        },
+        geometry=_rows(ROWS_PER_BLOCK, 128),
+        summary="out[t, r] = weight row r times x row t, plus bias[r] unless bias is 0; x: records "
+        "for quantised types, else float rows; `stride`: bytes of a weight row",
+    ),
+    DeviceKernel(
+        name="rope",
+        args={
+            "x": "ptr",
+            "cos": "ptr",
+            "sin": "ptr",
+            "tokens": "i32",
+            "heads": "i32",
+            "head_dim": "i32",
+            "half": "i32",
+        },
+        geometry=_each("heads", "tokens", threads=64),
+        summary="pairs (i, i + half) of each head by line t of the tables, float32 [tokens, half]",
+    ),
+    DeviceKernel(
+        name="kv_append",
+        parameters=("kv",),
+        args={
+            "k": "ptr",
+            "v": "ptr",
+            "positions": "ptr",
+            "places": "ptr",
+            "status": "ptr",
+            "layer_offset": "i64",
+            "tokens": "i32",
+            "width": "i32",
+            "op": "i32",
+        },
+        geometry=_over("width", 256, "tokens"),
+        summary="rows of k and v in the KV type to row layer_offset + position of their token's "
+        "place; `places`: uint64 [tokens, PLACE_FIELDS]",
+    ),
+    DeviceKernel(
+        name="attention",
+        parameters=("kv", "head_dim"),
+        args={
+            "q": "ptr",
+            "partials": "ptr",
+            "positions": "ptr",
+            "places": "ptr",
+            "layer_offset": "i64",
+            "tokens": "i32",
+            "width": "i32",
+            "kv_heads": "i32",
+            "group": "i32",
+            "window": "i32",
+            "splits": "i32",
+        },
+        geometry=_each("splits", "kv_heads", "tokens", threads=128),
+        summary="partials, float32 [tokens, heads, splits, PARTIAL_HEAD + head_dim]; split number "
+        "0 of a token is the one of 256 absolute positions that holds its first position; a split "
+        "past its position is not written; `group`: heads that share a KV head; `window`: "
+        "positions seen, 0 for all",
+    ),
+    DeviceKernel(
+        name="merge",
+        parameters=("head_dim",),
+        args={
+            "out": "ptr",
+            "partials": "ptr",
+            "positions": "ptr",
+            "tokens": "i32",
+            "heads": "i32",
+            "window": "i32",
+            "splits": "i32",
+        },
+        geometry=_each("heads", "tokens", threads=128),
+        summary="each head's partials folded, ascending, and divided",
+    ),
+    DeviceKernel(
+        name="add",
+        args={"x": "ptr", "y": "ptr", "rows": "i32", "width": "i32"},
+        geometry=_over("width", 256, "rows"),
+        summary="x = x + y",
+    ),
+    DeviceKernel(
+        name="silu_mul",
+        args={"gate": "ptr", "up": "ptr", "out": "ptr", "rows": "i32", "width": "i32"},
+        geometry=_over("width", 256, "rows"),
+        summary="out = silu(gate) * up; out may be gate",
+    ),
+    DeviceKernel(
+        name="gate_add",
+        args={"x": "ptr", "y": "ptr", "gate": "ptr", "rows": "i32", "width": "i32"},
+        geometry=_over("width", 256, "rows"),
+        summary="x = fma(sigmoid(gate[row]), y, x)",
+    ),
+    DeviceKernel(
+        name="route",
+        args={
+            "logits": "ptr",
+            "picks": "ptr",
+            "weights": "ptr",
+            "status": "ptr",
+            "tokens": "i32",
+            "experts": "i32",
+            "top_k": "i32",
+            "renormalise": "i32",
+            "op": "i32",
+        },
+        geometry=_each("tokens", threads=256),
+        summary="int32 picks and float32 weights, [tokens, top_k]; ties go to the lowest index",
+    ),
+    DeviceKernel(
+        name="assign",
+        args={
+            "picks": "ptr",
+            "cells": "ptr",
+            "share": "ptr",
+            "x": "ptr",
+            "entries": "ptr",
+            "rows": "ptr",
+            "host_rows": "ptr",
+            "counts": "ptr",
+            "mail_x": "ptr",
+            "mail_picks": "ptr",
+            "mail_lanes": "ptr",
+            "mail_host": "ptr",
+            "mail_word": "ptr",
+            "round": "ptr",
+            "tokens": "i32",
+            "top_k": "i32",
+            "inputs": "i32",
+            "outputs": "i32",
+        },
+        geometry=_one(1024),
+        summary="The one place where lanes are chosen. Entries in order; `cells`: CELL [experts]. "
+        "An expert in a slot is a hit; else one with a helper goes there; the rest are misses, m "
+        "different experts: of them the first share[m] (int32) that have an alias, in order of "
+        "first appearance, go over the link, the others to the CPU. All entries of an expert take "
+        "one lane. Entry i's row is rows + i * outputs * 4 for hits and the link, else host_rows + "
+        "i * outputs * 4. counts: uint64 [LANES], entries of each lane added. Published, where "
+        "mail_word is not 0: x (float32 [tokens, inputs]), picks and lanes (int32 [entries]), "
+        "mail_host (int32 [entries]: the pick where the CPU computes it, else -1); then, behind a "
+        "system fence, *mail_word = *round (int64)",
+    ),
+    DeviceKernel(
+        name="claim",
+        args={
+            "mail_picks": "ptr",
+            "mail_lanes": "ptr",
+            "cells": "ptr",
+            "entries": "ptr",
+            "host_rows": "ptr",
+            "count": "i32",
+            "lane": "i32",
+            "outputs": "i32",
+        },
+        geometry=_one(256),
+        summary="A helper's part of `assign`: entries of its lane get their slot's addresses and "
+        "row host_rows + i * outputs * 4; the addresses of all others are 0; `first` is as in "
+        "`assign`",
+    ),
+    DeviceKernel(
+        name="gate_up",
+        parameters=("gate", "up", "down"),
+        args={
+            "entries": "ptr",
+            "x": "ptr",
+            "inner": "ptr",
+            "status": "ptr",
+            "gate_stride": "i64",
+            "up_stride": "i64",
+            "count": "i32",
+            "top_k": "i32",
+            "rows": "i32",
+            "columns": "i32",
+            "op": "i32",
+        },
+        geometry=_over("rows", INNER_PER_BLOCK, "count", threads=128),
+        summary="silu(gate x) * (up x) of each of `count` entries with addresses; entry i's input "
+        "is row i / top_k of x (records where gate and up are quantised, else floats); inner rows "
+        "are inner_bytes(rows) apart and hold what `down` of that type wants; rows is a multiple "
+        "of 32; strides: bytes of a weight row",
+    ),
+    DeviceKernel(
+        name="down",
+        parameters=("type",),
+        args={
+            "entries": "ptr",
+            "inner": "ptr",
+            "stride": "i64",
+            "count": "i32",
+            "rows": "i32",
+            "columns": "i32",
+        },
+        geometry=_over("rows", ROWS_PER_BLOCK, "count", threads=128),
+        summary="each entry's unweighted result to its `row`; inner rows are inner_bytes(columns) "
+        "apart",
+    ),
+    DeviceKernel(
+        name="combine",
+        args={
+            "x": "ptr",
+            "entries": "ptr",
+            "weights": "ptr",
+            "tokens": "i32",
+            "width": "i32",
+            "top_k": "i32",
+        },
+        geometry=_over("width", 256, "tokens"),
+        summary="x + (the weighted rows of the token's entries, by fma from +0 in router order)",
+    ),
+    DeviceKernel(
+        name="gather",
+        args={"x": "ptr", "index": "ptr", "out": "ptr", "rows": "i32", "width": "i32"},
+        geometry=_over("width", 256, "rows"),
+        summary="row index[i] of x becomes row i of out",
+    ),
+    DeviceKernel(
+        name="signal",
+        args={"word": "ptr", "value": "ptr"},
+        geometry=_one(1),
+        summary="*word = *value (int64) behind a system fence; word lies in host memory",
+    ),
+)
+"""Every device kernel by name."""
+
+
+def pack(name: str, **values: float) -> bytes:
+    """The argument block of a kernel. Raises ValueError unless exactly its arguments are given."""
+    kernel = DEVICE_KERNELS[name]
+    if values.keys() != kernel.args.keys():
+        raise ValueError(f"device kernel {name} takes {list(kernel.args)}, not {list(values)}")
+    try:
+        return struct.pack(kernel.format, *(values[n] for n in kernel.args))
+    except struct.error as error:
+        raise ValueError(f"device kernel {name}: {error} in {dict(values)}") from error
+
+
+def unpack(name: str, block: bytes) -> dict[str, int | float]:
+    """The arguments in a block, by name."""
+    kernel = DEVICE_KERNELS[name]
+    return dict(zip(kernel.args, struct.unpack(kernel.format, block), strict=True))
+
+
+def make_launch(name: str, parameters: tuple[str | int, ...] = (), **values: float) -> Launch:
+    """A launch of a kernel, its grid by the table's rule."""
+    kernel = DEVICE_KERNELS[name]
+    if len(parameters) != len(kernel.parameters):
+        raise ValueError(f"device kernel {name} is made for {kernel.parameters}, not {parameters}")
+    at = kernel.geometry(values)
+    return Launch(KernelKey(name, parameters), at.grid, at.block, at.shared, pack(name, **values))

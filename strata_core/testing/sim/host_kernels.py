@@ -1,0 +1,331 @@
+"""The device kernels on the host: functions of the table's names that call the compiled CPU steps.
+
+The simulated accelerator's device memory is host memory, so an address in an argument block is used
+as it is. What a launch comes to (the steps' own argument blocks) is kept, because a graph launches
+the same blocks again and again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from strata_core.kernels.cpu.library import Library, Step
+from strata_core.kernels.cpu.linear import CHUNK
+from strata_core.kernels.cpu.unpack import UNPACK
+from strata_core.kernels.device.layout import (
+    CELL,
+    ENTRY,
+    HELPER,
+    HIT,
+    HOST,
+    LANES,
+    LINK,
+    inner_bytes,
+    record_bytes,
+)
+from strata_core.kernels.device.table import DEVICE_KERNELS, unpack
+from strata_core.memory.address import bytes_at
+from strata_core.runtime import Launch, Runtime
+
+Ready = Callable[[], None]
+"""A launch with everything worked out; calling it does the work."""
+
+HostKernel = Callable[[Runtime, int, Launch], None]
+
+
+@frozen
+class Args:
+    """The arguments of a launch by name."""
+
+    values: Mapping[str, int | float]
+
+    def __getattr__(self, name: str) -> int:
+        value: Any = self.values[name]
+        return int(value)
+
+
+class HostKernels:
+    """Makes the functions; `run` is called by one thread at a time, as launches are eager."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._run = library.runner()
+        self._ready: dict[Launch, Ready] = {}
+
+    def mapping(self) -> Mapping[str, HostKernel]:
+        """A function for every name of the device kernel table."""
+        return dict.fromkeys(DEVICE_KERNELS, self.run)
+
+    def run(self, runtime: Runtime, device: int, launch: Launch) -> None:
+        """Do what a launch asks, at once, on this thread."""
+        del runtime, device
+        ready = self._ready.get(launch)
+        if ready is None:
+            args = Args(unpack(launch.kernel.name, launch.args))
+            make = getattr(self, f"_{launch.kernel.name}")
+            ready = self._ready[launch] = make(args, *launch.kernel.parameters)
+        ready()
+
+    def _step(self, name: str, args: Sequence[int], units: int, *parameters: str | int) -> Ready:
+        """A compiled step over all its units."""
+        function = self._library.address(Step(name, parameters))
+        block = np.array([_signed(a) for a in args], np.int64)
+
+        def ready() -> None:
+            self._run(function, block.ctypes.data, 0, units)
+
+        return ready
+
+    # rows of weights
+
+    def _embed(self, a: Args, type_name: str) -> Ready:
+        args = [a.ids, a.table, a.out, a.width, a.stride]
+        return self._step("embed", args, a.tokens, type_name)
+
+    def _linear(self, a: Args, type_name: str) -> Ready:
+        quantised = type_name in UNPACK
+        pitch = record_bytes(a.columns) if quantised else 4 * a.columns
+        cells = np.array([a.tokens], np.int64)
+        xs, ys = _places(a.x, pitch, a.tokens), _places(a.out, 4 * a.rows, a.tokens)
+        length = a.columns // 32 if quantised else a.columns
+        args = [a.weight, a.stride, length, *map(_address, (cells, xs, ys)), a.rows, CHUNK, a.bias]
+        step = self._step("linear", args, -(-a.rows // CHUNK), type_name)
+        return _keeping(step, cells, xs, ys)
+
+    def _gate_up(self, a: Args, gate: str, up: str, down: str) -> Ready:
+        quantised = gate in UNPACK
+        pitch = record_bytes(a.columns) if quantised else 4 * a.columns
+        xs = np.repeat(_places(a.x, pitch, a.count // a.top_k), a.top_k)
+        ys = _places(a.inner, inner_bytes(a.rows), a.count)
+        length = a.columns // 32 if quantised else a.columns
+        strides = (a.gate_stride, a.up_stride)
+        address = self._library.address(Step("gate_up", (gate, up, down)))
+
+        def ready() -> None:
+            mine, groups = _groups(a.entries, a.count)
+            here = (xs[mine], ys[mine])
+            args = [_address(groups), *map(_address, here), *strides, length, a.rows]
+            block = np.array([*args, a.status, a.op], np.int64)
+            self._run(address, _address(block), 0, len(mine) * -(-a.rows // CHUNK))
+
+        return ready
+
+    def _down(self, a: Args, type_name: str) -> Ready:
+        quantised = type_name in UNPACK
+        xs = _places(a.inner, inner_bytes(a.columns), a.count)
+        length = a.columns // 32 if quantised else a.columns
+        address = self._library.address(Step("down", (type_name,)))
+
+        def ready() -> None:
+            mine, groups = _groups(a.entries, a.count)
+            here = (xs[mine], _entries(a.entries, a.count)["row"][mine].astype(np.int64))
+            args = [_address(groups), *map(_address, here), a.stride, 0, length, a.rows, 0, 0]
+            block = np.array(args, np.int64)
+            self._run(address, _address(block), 0, len(mine) * -(-a.rows // CHUNK))
+
+        return ready
+
+    # rows of buffers
+
+    def _rms_norm(self, a: Args) -> Ready:
+        eps = int(np.float32(a.values["eps"]).view(np.int32))
+        args = [a.x, a.out, a.weight, a.runs, a.dim, eps]
+        return self._step("rms_norm", args, a.rows)
+
+    def _quantise(self, a: Args) -> Ready:
+        args = [a.x, a.records, a.width, record_bytes(a.width), a.status, a.op]
+        return self._step("quantise", args, a.rows)
+
+    def _rope(self, a: Args) -> Ready:
+        args = [a.x, a.cos, a.sin, a.heads, a.head_dim, a.half]
+        return self._step("rope", args, a.tokens)
+
+    def _add(self, a: Args) -> Ready:
+        return self._step("add", [a.x, a.y, a.x, a.width], a.rows)
+
+    def _silu_mul(self, a: Args) -> Ready:
+        return self._step("silu_mul", [a.gate, a.up, a.out, a.width], a.rows)
+
+    def _gate_add(self, a: Args) -> Ready:
+        return self._step("gate_add", [a.x, a.y, a.gate, a.width], a.rows)
+
+    def _gather(self, a: Args) -> Ready:
+        return self._step("gather", [a.x, a.index, a.out, a.width], a.rows)
+
+    def _route(self, a: Args) -> Ready:
+        args = [a.logits, a.picks, a.weights, a.experts, a.top_k, a.renormalise, a.status, a.op]
+        return self._step("route", args, a.tokens)
+
+    # attention
+
+    def _kv_append(self, a: Args, kv_type: str) -> Ready:
+        token = [a.positions, a.places, a.layer_offset]
+        args = [a.k, a.v, a.width, *token, a.status, a.op]
+        return self._step("kv_append", args, a.tokens, kv_type)
+
+    def _attention(self, a: Args, kv_type: str, head_dim: int) -> Ready:
+        splits = np.array([a.splits], np.int64)
+        shape = [a.layer_offset, a.width, a.kv_heads, a.group, a.window, _address(splits)]
+        args = [a.q, a.partials, a.positions, a.places, *shape]
+        units = a.tokens * a.kv_heads * a.splits
+        return _keeping(self._step("attention", args, units, kv_type, head_dim), splits)
+
+    def _merge(self, a: Args, head_dim: int) -> Ready:
+        splits = np.array([a.splits], np.int64)
+        args = [a.out, a.partials, a.positions, a.heads, a.window, _address(splits)]
+        return _keeping(self._step("merge", args, a.tokens, head_dim), splits)
+
+    # experts
+
+    def _combine(self, a: Args) -> Ready:
+        """The step wants its rows side by side, so they are brought together first."""
+        count = a.tokens * a.top_k
+        rows = np.zeros((count, a.width), np.float32)
+        args = [a.x, _address(rows), a.weights, a.width, a.top_k]
+        step = self._step("combine", args, a.tokens)
+
+        def ready() -> None:
+            places = _entries(a.entries, count)["row"]
+            for row, place in zip(rows, places, strict=True):
+                row[:] = bytes_at(int(place), 4 * a.width).view(np.float32)
+            step()
+
+        return ready
+
+    def _assign(self, a: Args) -> Ready:
+        count = a.tokens * a.top_k
+
+        def ready() -> None:
+            picks = _ints(a.picks, count)
+            cells = bytes_at(a.cells, CELL.itemsize * (int(picks.max()) + 1)).view(CELL)
+            lanes = choose_lanes(picks.tolist(), cells, _ints(a.share, count + 1))
+            entries = _entries(a.entries, count)
+            entries["lane"] = lanes
+            _fill(entries, picks, cells, a.outputs, (a.rows, a.host_rows))
+            counts = bytes_at(a.counts, 8 * LANES).view(np.uint64)
+            counts += np.bincount(lanes, minlength=LANES).astype(np.uint64)
+            if a.mail_word:
+                nbytes = 4 * a.tokens * a.inputs
+                bytes_at(a.mail_x, nbytes)[:] = bytes_at(a.x, nbytes)
+                _ints(a.mail_picks, count)[:] = picks
+                _ints(a.mail_lanes, count)[:] = lanes
+                _ints(a.mail_host, count)[:] = np.where(lanes == HOST, picks, -1)
+                _words(a.mail_word)[0] = _words(a.round)[0]
+
+        return ready
+
+    def _claim(self, a: Args) -> Ready:
+        def ready() -> None:
+            picks, lanes = _ints(a.mail_picks, a.count), _ints(a.mail_lanes, a.count)
+            cells = bytes_at(a.cells, CELL.itemsize * (int(picks.max()) + 1)).view(CELL)
+            entries = _entries(a.entries, a.count)
+            # to the helper its own entries are hits, whatever it is called on the first device
+            entries["lane"] = np.where(lanes == a.lane, HIT, HOST)
+            _fill(entries, picks, cells, a.outputs, (a.host_rows, a.host_rows))
+            entries["lane"] = lanes
+
+        return ready
+
+    def _signal(self, a: Args) -> Ready:
+        def ready() -> None:
+            _words(a.word)[0] = _words(a.value)[0]
+
+        return ready
+
+
+def choose_lanes(
+    picks: Sequence[int], cells: NDArray[Any], share: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """The lane of each entry: the rule that the table states for `assign`."""
+    lane_of: dict[int, int] = {}
+    misses = []
+    for pick in dict.fromkeys(picks):
+        cell = cells[pick]
+        if cell["slot"][0]:
+            lane_of[pick] = HIT
+        elif cell["helper"]:
+            lane_of[pick] = HELPER + int(cell["helper"]) - 1
+        else:
+            misses.append(pick)
+    over_link = 0
+    for pick in misses:
+        takes = bool(cells[pick]["alias"][0]) and over_link < share[len(misses)]
+        lane_of[pick] = LINK if takes else HOST
+        over_link += takes
+    return np.array([lane_of[pick] for pick in picks], np.int32)
+
+
+def _fill(
+    entries: NDArray[Any],
+    picks: NDArray[np.int32],
+    cells: NDArray[Any],
+    outputs: int,
+    bases: tuple[int, int],
+) -> None:
+    """Addresses, rows and first entries, by the lanes that stand in `entries`.
+
+    `bases`: rows of what this device computes, and of what others do.
+    """
+    lanes = entries["lane"]
+    slots, aliases = cells["slot"][picks], cells["alias"][picks]
+    there = np.where((lanes == HIT)[:, None], slots, aliases)
+    here = (lanes == HIT) | (lanes == LINK)
+    for part, name in enumerate(("gate", "up", "down")):
+        entries[name] = np.where(here, there[:, part], 0)
+    base = np.where(here, *(np.uint64(b) for b in bases))
+    entries["row"] = base + np.arange(len(picks), dtype=np.uint64) * np.uint64(4 * outputs)
+    entries["expert"] = picks
+    values, firsts, inverse = np.unique(picks, return_index=True, return_inverse=True)
+    del values
+    entries["first"] = firsts[inverse]
+
+
+def _groups(entries: int, count: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Entries that this device computes, and a group of the CPU's plan for each."""
+    table = _entries(entries, count)
+    mine = np.flatnonzero(table["gate"])
+    groups = np.zeros((len(mine) + 1, 4), np.int64)
+    for part, name in enumerate(("gate", "up", "down")):
+        groups[:-1, part] = table[name][mine].view(np.int64)
+    groups[:, 3] = np.arange(len(mine) + 1)
+    return mine, groups
+
+
+def _entries(address: int, count: int) -> NDArray[Any]:
+    return bytes_at(address, ENTRY.itemsize * count).view(ENTRY)
+
+
+def _ints(address: int, count: int) -> NDArray[np.int32]:
+    return bytes_at(address, 4 * count).view(np.int32)
+
+
+def _words(address: int) -> NDArray[np.int64]:
+    return bytes_at(address, 8).view(np.int64)
+
+
+def _places(base: int, pitch: int, count: int) -> NDArray[np.int64]:
+    """Addresses of rows that are `pitch` bytes apart."""
+    return np.arange(count, dtype=np.int64) * pitch + _signed(base)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.ctypes.data)
+
+
+def _signed(value: int) -> int:
+    return ctypes.c_int64(value).value
+
+
+def _keeping(ready: Ready, *arrays: NDArray[Any]) -> Ready:
+    """The same, holding on to arrays whose addresses it uses."""
+
+    def kept(_held: tuple[NDArray[Any], ...] = arrays) -> None:
+        ready()
+
+    return kept

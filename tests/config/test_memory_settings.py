@@ -1,0 +1,54 @@
+"""The settings about page-locked memory: what each takes, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata_core.config import resolve, unknown_variables
+from strata_core.errors import UsageError
+from strata_core.setting import BadValue
+from strata_core.setting_memory import MEMORY_SETTINGS
+from strata_core.setting_table import BY_KEY
+
+NUMBERS = [setting for setting in MEMORY_SETTINGS if setting.kind == "gib"]
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    settings = resolve({}, {})
+    assert (settings.complement_pin_gib, settings.arena_pin_gib) == (None, None)
+    assert settings.pin_margin_gib == 4.0
+    assert (settings.partial_pin, settings.partial_pin_gib) == (False, None)
+    assert (settings.resident_budget_gib, settings.pin_limit_gib) == (None, None)
+    assert settings.test_complement_refuse is False
+
+
+@pytest.mark.parametrize("key", ["complement_pin_gib", "arena_pin_gib"])
+def test_a_size_or_a_word(key: str) -> None:
+    word = {"complement_pin_gib": "all", "arena_pin_gib": "auto"}[key]
+    other = {"all": "auto", "auto": "all"}[word]
+    for text, value in ((word, word), ("0", 0.0), ("12.5", 12.5)):
+        assert resolve({}, {BY_KEY[key].env: text}).options()[key] == value
+    with pytest.raises(BadValue, match=f", or {word}, is wanted"):
+        BY_KEY[key].parse(other)
+    assert BY_KEY[key].values == ("GIB", word)
+
+
+@pytest.mark.parametrize("setting", NUMBERS, ids=lambda s: s.key)
+@pytest.mark.parametrize("text", ["-1", "lots", "nan", "inf", "9999999", True, [1]])
+def test_no_size_is_refused(setting, text: object) -> None:
+    with pytest.raises(BadValue, match="GiB"):
+        setting.parse(text)
+
+
+def test_one_has_a_flag_and_all_have_variables() -> None:
+    flags = {setting.key: setting.flag for setting in MEMORY_SETTINGS if setting.flag}
+    assert flags == {"resident_budget_gib": "--resident-budget-gib"}
+    settings = resolve({"resident_budget_gib": "0"}, {"STRATA_TEST_COMPLEMENT_REFUSE": "1"})
+    assert settings.resident_budget_gib == 0.0
+    assert settings.test_complement_refuse is True
+    assert unknown_variables({s.env: "1" for s in MEMORY_SETTINGS}) == ()
+
+
+def test_a_piece_without_a_size_is_refused() -> None:
+    with pytest.raises(UsageError, match="STRATA_PARTIAL_PIN_GIB"):
+        resolve({}, {"STRATA_PARTIAL_PIN_GIB": "0"})

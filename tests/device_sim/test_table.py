@@ -1,0 +1,75 @@
+"""The table of device kernels: argument blocks as a C compiler lays them out, grids, layouts."""
+
+import ctypes
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata_core.kernels.device.layout import CELL, ENTRY, inner_bytes, record_bytes
+from strata_core.kernels.device.table import DEVICE_KERNELS, make_launch, pack, unpack
+
+C_TYPES = {
+    "ptr": ctypes.c_uint64,
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "f32": ctypes.c_float,
+}
+VALUES = {
+    "ptr": st.integers(0, 2**64 - 1),
+    "i32": st.integers(-(2**31), 2**31 - 1),
+    "i64": st.integers(-(2**63), 2**63 - 1),
+    "f32": st.floats(width=32, allow_nan=False),
+}
+
+
+def structure(kernel):
+    fields = [(name, C_TYPES[kind]) for name, kind in kernel.args.items()]
+    return type(kernel.name, (ctypes.Structure,), {"_fields_": fields})
+
+
+@pytest.mark.parametrize("name", DEVICE_KERNELS)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_a_block_is_what_c_makes_of_the_arguments(name, data):
+    kernel = DEVICE_KERNELS[name]
+    values = {n: data.draw(VALUES[kind]) for n, kind in kernel.args.items()}
+    block = pack(name, **values)
+    kind = structure(kernel)
+    last = list(kernel.args)[-1]
+    field = getattr(kind, last)
+    assert len(block) == field.offset + field.size
+    made = kind.from_buffer_copy(block.ljust(ctypes.sizeof(kind), b"\0"))
+    assert {n: getattr(made, n) for n in kernel.args} == values
+    assert unpack(name, block) == values
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="device kernel add takes"):
+        pack("add", x=1, y=2, rows=3)
+    with pytest.raises(ValueError, match="device kernel add"):
+        pack("add", x=1, y=-2, rows=3, width=4)
+    with pytest.raises(ValueError, match="made for"):
+        make_launch("signal", ("Q8_0",), word=1, value=2)
+
+
+def test_grids_cover_what_they_divide():
+    launch = make_launch(
+        "linear",
+        ("Q8_0",),
+        weight=1,
+        x=2,
+        out=3,
+        bias=0,
+        stride=34,
+        tokens=2,
+        rows=17,
+        columns=32,
+    )
+    assert (launch.grid, launch.block) == ((2, 1, 1), (128, 1, 1))
+    assert launch.kernel.parameters == ("Q8_0",)
+
+
+def test_layouts_have_their_sizes():
+    assert (ENTRY.itemsize, CELL.itemsize) == (48, 64)
+    assert (record_bytes(256), record_bytes(257), inner_bytes(32)) == (576, 1152, 1024)
