@@ -3,6 +3,10 @@
 #ifndef STRATA_PORTABLE_H
 #define STRATA_PORTABLE_H
 
+#if defined(__HIP__) || defined(__HIPCC__) || defined(__HIP_PLATFORM_AMD__) || defined(__HIP_PLATFORM_HCC__)
+#define STRATA_HIP
+#endif
+
 typedef unsigned char u8;
 typedef signed char i8;
 typedef unsigned short u16;
@@ -12,7 +16,7 @@ typedef long long i64;
 
 #define DEV __device__ __forceinline__
 
-#ifdef __HIP_PLATFORM_AMD__
+#ifdef STRATA_HIP
 #define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads) void
 #else
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
@@ -22,7 +26,7 @@ typedef long long i64;
 DEV float add(float a, float b) { return __fadd_rn(a, b); }
 DEV float sub(float a, float b) { return __fadd_rn(a, -b); }
 DEV float mul(float a, float b) { return __fmul_rn(a, b); }
-#ifdef __HIP_PLATFORM_AMD__
+#ifdef STRATA_HIP
 DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEV float div_(float a, float b) { return __fdiv_rn(a, b); }
 DEV float sqrt_(float a) { return __fsqrt_rn(a); }
@@ -37,7 +41,7 @@ DEV bool finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 DEV float largest(float a, float b) { return a > b ? a : b; }
 
 // --- halves
-#ifdef __HIP_PLATFORM_AMD__
+#ifdef STRATA_HIP
 DEV float half_of(u32 h) {
   union { u16 u; _Float16 f; } x;
   x.u = (u16)h;
@@ -62,7 +66,7 @@ DEV u16 to_half(float f) {
 #endif
 
 // --- lanes: groups of 8 and of 32 neighbouring threads, whatever a wave is
-#ifdef __HIP_PLATFORM_AMD__
+#ifdef STRATA_HIP
 #define LANE(v, source, width) __shfl(v, source, width)
 #define SWAP(v, mask, width) __shfl_xor(v, mask, width)
 #else
@@ -71,7 +75,7 @@ DEV u16 to_half(float f) {
 #endif
 
 // --- integers: four signed bytes times four signed bytes, added to c
-#if defined(__HIP_PLATFORM_AMD__)
+#if defined(STRATA_HIP)
 #if defined(__gfx906__) || defined(__gfx908__) || defined(__gfx90a__) || defined(__gfx942__) || \
     defined(__gfx1011__) || defined(__gfx1012__) || defined(__gfx1030__) || defined(__gfx1031__) || \
     defined(__gfx1032__) || defined(__gfx1034__)
@@ -95,7 +99,7 @@ DEV int dot4(int a, int b, int c) {
 #endif
 
 // Bytes 4..7 of which the selector's nibbles choose four: what two words hold, byte by byte.
-#ifdef __HIP_PLATFORM_AMD__
+#ifdef STRATA_HIP
 DEV u32 choose(u32 low, u32 high, u32 nibbles) {
   u64 both = (u64)high << 32 | low;
   u32 out = 0;
