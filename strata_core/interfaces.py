@@ -100,7 +100,8 @@ class BackendRecord:
 class AllocatorRecord:
     """One allocator of host memory on offer; `serves` names the backends it can work for.
 
-    The other fields are as in `BackendRecord`.
+    `pins(machine, options)` are the bytes it expects to page-lock, for planning, told without a
+    device (None, or no `pins`: not known). The other fields are as in `BackendRecord`.
     """
 
     name: str
@@ -111,6 +112,7 @@ class AllocatorRecord:
     build: Callable[[AllocatorContext], Allocator]
     supersedes: tuple[str, ...] = ()
     fallback: bool = False
+    pins: Callable[[Machine, Mapping[str, Any]], int | None] | None = None
 
 
 @frozen(kw_only=True)

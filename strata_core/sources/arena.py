@@ -23,6 +23,7 @@ from strata_core.interfaces import (
     View,
 )
 from strata_core.memory.address import bytes_at
+from strata_core.pack.reads import ReadCheck
 
 BLOB_ALIGNMENT = 64
 """Blobs start at multiples of a cache line."""
@@ -34,8 +35,15 @@ READERS = 4
 class Arena:
     """All blobs in one region, layer by layer; views are stable until `close`."""
 
-    def __init__(self, experts: ExpertFiles, allocator: Allocator, progress: Progress) -> None:
+    def __init__(
+        self,
+        experts: ExpertFiles,
+        allocator: Allocator,
+        progress: Progress,
+        check: ReadCheck | None = None,
+    ) -> None:
         self._experts = experts
+        self._check = check
         self._allocator = allocator
         self._starts = _starts(experts)
         total = sum(experts.layouts[layer].nbytes * experts.count for layer in experts.layouts)
@@ -68,6 +76,8 @@ class Arena:
             layout = self._experts.layouts[layer]
             target = bytes_at(self._address(expert), layout.nbytes).data
             self._read(expert, target)
+            if self._check is not None:
+                self._check.check(expert, target)
             for part in layout.parts:
                 stored = np.frombuffer(target[part.offset : part.offset + part.nbytes], np.uint8)
                 check_scales(part.type, stored, str(expert))
@@ -156,4 +166,5 @@ def read_piece(piece: Piece, target: memoryview, expert: Expert) -> None:
 
 def build(context: SourceContext) -> Source:
     """The source of the record `arena`; reads every expert before it returns."""
-    return Arena(context.experts, context.allocator, context.progress)
+    check = ReadCheck.of(context.experts, context.options)
+    return Arena(context.experts, context.allocator, context.progress, check)
