@@ -11,7 +11,7 @@ from strata_core.errors import DeviceError
 from strata_core.runtime import Device, DeviceMemory, KernelKey, Launch
 from strata_hip.binding import Binding, load_binding, opened_library
 from strata_hip.compiler import Compiler
-from strata_hip.page_locked import Locked, PageLocked
+from strata_core.memory.page_locked import Locked, PageLocked
 
 PORTABLE_AND_MAPPED = 3
 """hipHostMallocPortable | hipHostMallocMapped, and the same of hipHostRegister."""
@@ -257,9 +257,7 @@ class HipRuntime:
                 "the host's side lies in two registrations",
                 "this is an error in the engine; please report it",
             )
-        self._call(
-            verb, self._hip.hipMemcpyAsync, target, source, nbytes, _kind(self._hip), stream
-        )
+        self._call(verb, self._hip.hipMemcpyAsync, target, source, nbytes, _kind(self._hip), stream)
 
     def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
         """hipMemsetAsync."""
