@@ -81,6 +81,12 @@ def _sim_devices(_machine: Machine, options: Mapping[str, Any]) -> Sequence[Devi
     return devices(options)
 
 
+def _sim_pins(_machine: Machine, options: Mapping[str, Any]) -> int | None:
+    from strata_core.testing.sim_backend import pins
+
+    return pins(options)
+
+
 def _build_host(context: AllocatorContext) -> Allocator:
     from strata_core.memory.host import build
 
@@ -182,6 +188,7 @@ def strata_allocators() -> list[AllocatorRecord]:
             serves=("sim",),
             probe=_anywhere,
             build=_build_sim_pinned,
+            pins=_sim_pins,
         ),
     ]
 

@@ -100,7 +100,8 @@ class BackendRecord:
 class AllocatorRecord:
     """One allocator of host memory on offer; `serves` names the backends it can work for.
 
-    The other fields are as in `BackendRecord`.
+    `pins(machine, options)` are the bytes it expects to page-lock, for planning, told without a
+    device (None, or no `pins`: not known). The other fields are as in `BackendRecord`.
     """
 
     name: str
@@ -111,6 +112,7 @@ class AllocatorRecord:
     build: Callable[[AllocatorContext], Allocator]
     supersedes: tuple[str, ...] = ()
     fallback: bool = False
+    pins: Callable[[Machine, Mapping[str, Any]], int | None] | None = None
 
 
 @frozen(kw_only=True)
@@ -168,7 +170,7 @@ class AllocatorContext:
 
 @frozen(kw_only=True)
 class SourceContext:
-    """What a source is built from: the experts' places in the model's files, and host memory."""
+    """What a source is built from. `excluded`: on devices; `ranking`: all, most asked for first."""
 
     machine: Machine
     options: Mapping[str, Any]
@@ -176,6 +178,8 @@ class SourceContext:
     experts: ExpertFiles
     allocator: Allocator
     progress: Progress
+    excluded: frozenset[Expert] = frozenset()
+    ranking: tuple[Expert, ...] | None = None
 
 
 # --- experts -----------------------------------------------------------------------------------
@@ -345,9 +349,10 @@ class Allocator(Protocol):
         """Read once, before anything is placed."""
 
     def reserve(self, nbytes: int, cuts: Sequence[int], purpose: str) -> Region:
-        """Host memory of `nbytes`, page-aligned; spans may end only at the offsets in `cuts`.
+        """Host memory of `nbytes`, page-aligned.
 
-        Raises StrataError where not even pageable memory can be had; then nothing is held.
+        Spans end at offsets in `cuts`, moved up to a page, or where a limit or a refusal ends them.
+        Raises StrataError, holding nothing, where not even pageable memory can be had.
         """
 
     def release(self, region: Region) -> None:

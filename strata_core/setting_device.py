@@ -60,8 +60,8 @@ DEVICE_SETTINGS: tuple[Setting, ...] = (
         "vram_reserve_mib",
         "integer",
         "device",
-        "MiB of every device that caches of the size auto leave free.",
-        default=700,
+        "MiB of every device that caches of the size auto leave free. Default: 700, but at most "
+        "an eighth of the device's memory.",
         high=_MOST_GIB,
     ),
     made(

@@ -122,6 +122,15 @@ SETTINGS: tuple[Setting, ...] = (
         "Write the float32 logits of the first generated position to this .npy file.",
         flag=None,
     ),
+    _set(
+        "verify_reads",
+        "choice",
+        "diagnostics",
+        "Which experts of a pack are compared with their hashes when a source reads them. Default: "
+        "sample, the first of each layer and one in 64 of the others.",
+        default="sample",
+        choices=("all", "sample", "off"),
+    ),
     _later("low_ram", "switch", alias="tiered-file"),
     _later("no_low_ram", "switch"),
     _later("expert_profile_save"),
@@ -130,7 +139,6 @@ SETTINGS: tuple[Setting, ...] = (
     _later("pcie_frac"),
     _later("prefill"),
     _later("exact_prompt", "switch"),
-    _later("verify_reads"),
     _later("spec"),
     _later("spec_min_p"),
     _later("tier_verify", flag=None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from attrs import frozen
 
@@ -89,14 +89,14 @@ class Config:
                 raise self.bad(key, f"{_short(item)} where a whole number is expected")
         return list(items)
 
-    def section(self, key: str) -> Config | None:
+    def section(self, key: str) -> Self | None:
         """A nested object, None where missing."""
         _, value = self.get(key)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise self.bad(key, f"{_short(value)} where an object is expected")
-        return Config(self.path, value)
+        return type(self)(self.path, value)
 
     def _default(self, default: _T | None, keys: tuple[str, ...]) -> _T:
         if default is None:

@@ -31,6 +31,8 @@ SCALARS: dict[int, struct.Struct] = {
 _STRING = 8
 _ARRAY = 9
 _U64 = struct.Struct("<Q")
+_FIRST_KEY = 24
+"""Where the entries begin: after magic, version and the two counts."""
 
 
 @frozen
@@ -179,6 +181,22 @@ class Metadata:
             else:
                 shown[key] = self.numbers(key).tolist()
         return shown
+
+    def without_tensors(self) -> bytes:
+        """A GGUF file (version 3) that holds these entries, byte for byte, and no tensor."""
+        end = max((self._end(entry) for entry in self.entries.values()), default=_FIRST_KEY)
+        counts = struct.pack("<4sIQQ", b"GGUF", 3, 0, len(self.entries))
+        return counts + self.file.data[_FIRST_KEY:end].tobytes()
+
+    def _end(self, entry: Entry) -> int:
+        """Where the bytes of an entry's value end."""
+        if entry.kind == _STRING:
+            return entry.offset + entry.length
+        if entry.kind != _ARRAY:
+            return entry.offset + SCALARS[entry.kind].size
+        if entry.element == _STRING:
+            return self._array_end(entry)
+        return entry.offset + entry.length * SCALARS[entry.element].size
 
     def _array_end(self, entry: Entry) -> int:
         at = entry.offset

@@ -1,4 +1,4 @@
-"""Opening a model: `open_checkpoint(path)` reads a GGUF file or a hub folder into a Checkpoint."""
+"""Opening a model: `open_checkpoint(path)` makes a Checkpoint of any form that can be read."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from strata_core.checkpoint.hyper import Hyper
 from strata_core.checkpoint.hyper_gguf import read_gguf_hyper
 from strata_core.checkpoint.hyper_hub import read_hub_hyper, wants_qkv_bias
 from strata_core.checkpoint.mapping import MappedFile, exists, read_small, unreadable
+from strata_core.checkpoint.pack_format import Manifest
+from strata_core.checkpoint.packed import PackedExperts, is_pack, open_pack
 from strata_core.checkpoint.roles import ROLES, names
 from strata_core.checkpoint.tensor import Tensor
 from strata_core.errors import CheckpointError
@@ -42,20 +44,22 @@ class Checkpoint:
 
     Every tensor that the model needs was found and has the right shape. Implements
     `interfaces.Weights` (through `raw`); `experts` implements `interfaces.ExpertFiles`. Immutable,
-    any thread may use it. `gguf` is the metadata of a GGUF model, `config` the config.json of a
-    hub folder; the other one is None. `unclaimed` names stored tensors that the model does not use.
+    any thread may use it. `gguf` is the metadata of a GGUF model, also of one that was packed,
+    `config` the config.json of a hub folder, `pack` the manifest of a pack; the others are None.
+    `unclaimed` names stored tensors that the model does not use.
     """
 
     path: Path
-    form: Literal["gguf", "hub"]
+    form: Literal["gguf", "hub", "pack"]
     hyper: Hyper
     tensors: Mapping[tuple[str, int | None], Tensor]
-    experts: ExpertTable
+    experts: ExpertTable | PackedExperts
     unclaimed: tuple[str, ...]
     gguf: Metadata | None
     config: Config | None
     mapped: tuple[MappedFile, ...]
     header_bytes: tuple[int, ...]
+    pack: Manifest | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -67,7 +71,8 @@ class Checkpoint:
         found = self.tensors.get((role, layer))
         if found is None:
             spec = ROLES.get(role)
-            stored = " or ".join(names(spec, self.form, layer, 0)) if spec else "no known tensor"
+            form = self.pack.source_form if self.pack else self.form
+            stored = " or ".join(names(spec, form, layer, 0)) if spec else "no known tensor"
             where = "" if layer is None else f" in layer {layer}"
             raise CheckpointError(
                 f"{self.path} has no {role}{where}",
@@ -88,8 +93,11 @@ class Checkpoint:
         Covers, file by file in shard order, the size, the whole header and 16 pages of 4 KiB spread
         evenly over the rest; for a hub folder config.json too. Names and times do not count. A
         change that spares every sampled page is not seen: this identifies, it does not verify.
+        A pack's is its manifest's hash, which covers every byte that `strata verify` compares.
         Raises CheckpointError where config.json cannot be read any more.
         """
+        if self.pack is not None:
+            return self.pack.model_hash
         digest = hashlib.sha256()
         if self.config is not None:
             digest.update(read_small(self.config.path))
@@ -144,7 +152,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file (any shard of a split one) or a hub-layout folder.
+    """Open a GGUF file (any shard of a split one), a hub-layout folder or a pack.
 
     Reads headers and configuration only, copies no tensor, and checks presence, shape and type of
     everything the model needs. Raises CheckpointError naming file and field; nothing stays open.
@@ -154,7 +162,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         is_folder = path.is_dir()
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
-    return _open_hub(path) if is_folder else _open_gguf(path)
+    if not is_folder:
+        return _open_gguf(path)
+    return _open_pack(path) if is_pack(path) else _open_hub(path)
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -174,7 +184,7 @@ def _open_hub(folder: Path) -> Checkpoint:
             f"there is no {CONFIG} in it",
             f"name the file itself: {folder / inside[0]}"
             if inside
-            else "name a .gguf file or a folder with config.json and safetensors files",
+            else "name a .gguf file, a pack, or a folder with config.json and safetensors files",
         )
     model = open_hub(folder)
     hyper = read_hub_hyper(model.config, model.generation)
@@ -184,6 +194,23 @@ def _open_hub(folder: Path) -> Checkpoint:
         raise model.config.bad("qkv_bias", "the stored tensors do not agree with it")
     return _checkpoint(
         folder, "hub", hyper, assigned, None, model.config, model.files, model.header_bytes
+    )
+
+
+def _open_pack(folder: Path) -> Checkpoint:
+    found = open_pack(folder)
+    return Checkpoint(
+        path=folder,
+        form="pack",
+        hyper=found.manifest.hyper,
+        tensors=found.tensors,
+        experts=found.experts,
+        unclaimed=(),
+        gguf=found.gguf,
+        config=None,
+        mapped=found.files,
+        header_bytes=(0, 0),
+        pack=found.manifest,
     )
 
 

@@ -9,7 +9,7 @@ from strata_core.cli.command import Invocation, command
 from strata_core.cli.console import Console
 from strata_core.cli.survey import degradation_text, refusals, report_text, survey
 from strata_core.cli.words import size, table
-from strata_core.config import Settings, resolve, variable_degradations
+from strata_core.config import Settings, cache_folder, resolve, variable_degradations
 from strata_core.errors import StrataError
 from strata_core.setting_table import LOADING
 
@@ -34,6 +34,7 @@ def command_object(invocation: Invocation) -> int:
     surveyed = survey(settings, machine)
     report = surveyed.report
     problems += refusals(report) + [_broken_problem(item) for item in report["broken"]]
+    problems += _pinning_problems(settings, machine)
     degradations = [item.as_json() for item in surveyed.degradations]
     document = {
         "strata": __version__,
@@ -61,6 +62,14 @@ def _variable_problems() -> list[dict[str, str]]:
         {"what": item.what, "why": item.why, "remedy": item.remedy}
         for item in variable_degradations()
     ]
+
+
+def _pinning_problems(settings: Settings, machine: Machine) -> list[dict[str, str]]:
+    """A driver that could pin no more: by the kernel's log, or by how the last start ended."""
+    from strata_core.engine.start.diagnosis import diagnose, recall
+
+    found = diagnose(machine, recall(settings.cache_dir or cache_folder()))
+    return [] if found is None else [found.as_json()]
 
 
 def _broken_problem(item: dict[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from strata_core.cli.command import Invocation
+from strata_core.cli.logs import shown_log
 
 if TYPE_CHECKING:
     from strata_core.api import Model
@@ -25,12 +26,13 @@ def loaded(invocation: Invocation, name: str, **options: Any) -> Iterator[Model]
     from strata_core.api import load
 
     progress = invocation.console.progress()
-    try:
-        model = load(name, settings=invocation.settings(), progress=progress, **options)
-    finally:
-        progress.close()
-    with model:
-        yield model
+    with shown_log(progress.tell, quiet=invocation.console.quiet):
+        try:
+            model = load(name, settings=invocation.settings(), progress=progress, **options)
+        finally:
+            progress.close()
+        with model:
+            yield model
 
 
 def facts(model: Model) -> dict[str, Any]:

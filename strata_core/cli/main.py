@@ -24,13 +24,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Say what would go where, before anything is loaded."),
     "perplexity": ("perplexity", "Measure how well a model predicts a text."),
     "bench": ("bench", "Measure how fast a model runs."),
+    "pack": ("pack", "Write a model in the form that is read fastest, with hashes."),
+    "verify": ("verify", "Check every byte of a model's files that can be checked."),
     "inspect": ("inspect", "Say what is in a model's files."),
     "plugins": ("plugins", "List what can do the work, what is chosen, and why."),
     "doctor": ("doctor", "Report this machine's facts, the settings, and what is wrong."),
 }
 """Each command's module in this package, and its line in `strata --help`."""
 
-LATER = ("serve", "pack", "verify", "profile", "simulate")
+LATER = ("serve", "profile", "simulate")
 """Commands of later versions: known by name, so that the error can say so."""
 
 
@@ -82,8 +84,8 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 root = Root(
     "strata",
     help="Run mixture-of-experts language models that do not fit the graphics card.\n\n"
-    "MODEL is a GGUF file, a folder in the hub's layout, or `demo`, the built-in model. Try: "
-    'strata generate demo "In the beginning"',
+    "MODEL is a GGUF file, a folder in the hub's layout, a pack, or `demo`, the built-in model. "
+    'Try: strata generate demo "In the beginning"',
     epilog="`strata COMMAND --help` says more about a command.",
     params=[
         click.Option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
+from strata_core.cli.streams import write_error
 from strata_core.cli.words import size
 
 if TYPE_CHECKING:
@@ -90,6 +91,14 @@ class TerminalProgress:
                 self._display.remove_task(piece.task)
             if not self._pieces:
                 self._stop()
+
+    def tell(self, text: str) -> None:
+        """Write a line to stderr, above the display where there is one."""
+        with self._lock:
+            if self._display is None:
+                write_error(text + "\n")
+            else:
+                self._display.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the display off the terminal, whatever is still going on."""

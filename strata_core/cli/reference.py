@@ -18,7 +18,7 @@ _INTRODUCTION = """\
 <!-- Written by `python -m strata_core.cli.reference > docs/cli.md`; do not edit by hand. -->
 
 `MODEL` is a GGUF file (any shard of a split one), a folder in the hub's layout (config.json and
-safetensors files), or `demo`, the built-in model.
+safetensors files), a pack (a folder that `strata pack` wrote), or `demo`, the built-in model.
 
 Every command takes `--json` and then prints one document on stdout; everything else it has to say
 goes to stderr. Exit codes: 0 done, 1 failed, 2 bad use or bad input, 130 interrupted. An error is

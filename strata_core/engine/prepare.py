@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import floor, prod
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv
+from strata_core.engine.devices import accelerator, without_use
 from strata_core.errors import Degradation, UsageError
-from strata_core.interfaces import Capabilities, Limits
+from strata_core.interfaces import Capabilities, Expert, Limits
 from strata_core.kernels.kv import kv_bytes
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
 from strata_core.model.build import build_program
+from strata_core.pack.reads import unchecked_reads
 from strata_core.plan.explain import plan_degradations
 from strata_core.plan.plan import Plan, PlanRequest, Sizes, gib, make_plan
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
@@ -36,7 +38,10 @@ WINDOW_LOGITS = 64
 
 @frozen(eq=False, kw_only=True)
 class Prepared:
-    """What was decided, each decision with its reason; `degradations` is what it makes worse."""
+    """What was decided, each decision with its reason; `degradations` is what it makes worse.
+
+    `ranking` orders all experts, the most asked for first; None without a profile.
+    """
 
     checkpoint: Checkpoint
     settings: Settings
@@ -49,6 +54,7 @@ class Prepared:
     limits: Limits
     plan: Plan
     degradations: tuple[Degradation, ...]
+    ranking: tuple[Expert, ...] | None = None
 
     @property
     def selections(self) -> tuple[Selection, ...]:
@@ -68,7 +74,10 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
             found.allocators, found.broken, probes["allocator"], backend.name, settings.allocator
         )
     )
-    capabilities = found.backend(backend.name).record.capabilities
+    record = found.backend(backend.name).record
+    unused = without_use(settings, record)
+    devices = accelerator(settings, machine, record, found.allocator(allocator.name).record)
+    capabilities = record.capabilities
     kv_type = choose_kv(settings.kv, capabilities, backend.name)
     check_weight_types(checkpoint, capabilities, backend.name)
     program = build_program(checkpoint.hyper)
@@ -78,7 +87,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     )
     given = chosen(choice.settled) if choice.settled else None
     memory = _memory(settings, machine)
-    request = _plan_request(checkpoint, settings, memory, sizes, given)
+    request = evolve(_plan_request(checkpoint, settings, memory, sizes, given), accelerator=devices)
     plan = make_plan(request)
     source = chosen(choice.final(plan.source, plan.source_because))
     fallbacks = (item.degradation for item in (backend, allocator, source))
@@ -95,9 +104,11 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         plan=plan,
         degradations=(
             *variable_degradations(),
+            *unused,
             *(item for item in fallbacks if item),
             *memory.degradations,
             *plan_degradations(request, plan),
+            *unchecked_reads(settings, checkpoint.experts, source.name),
         ),
     )
 
@@ -119,13 +130,26 @@ def _sizes(
         "logits": WINDOW_LOGITS,
     }
     layouts = checkpoint.experts.layouts.values()
+    embedding = checkpoint.tensor("token_embedding", None).nbytes
     expert = max(map(capabilities.expert_bytes, layouts)) if capabilities.expert_bytes else 0
     return Sizes(
         dense=dense,
         experts=checkpoint.experts.count * sum(layout.nbytes for layout in layouts),
         kv_position=kv_bytes(kv_type, program.kv_layers, program.kv_width),
         workspace=expert + sum(4 * b.width * rows[b.rows] for b in program.buffers),
+        count=checkpoint.experts.count * len(layouts),
+        embedding=0 if checkpoint.hyper.tied else embedding,
+        **_exchanged(program),
     )
+
+
+def _exchanged(program: Program) -> dict[str, int]:
+    """What passes between devices and the host in a window, and what a helper works in."""
+    picks = WINDOW_TOKENS * program.top_k
+    width = max((b.width for b in program.buffers if b.rows == "pick"), default=0)
+    logits = WINDOW_LOGITS * program.vocabulary
+    handed = 4 * width * (WINDOW_TOKENS + picks)
+    return {"small": handed + 4 * logits, "helper_workspace": 2 * handed}
 
 
 @frozen

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from strata_core.errors import Degradation, DoesNotFit
-from strata_core.plan.plan import Plan, PlanRequest, gib, keeps_experts_in_ram
+from strata_core.plan.plan import Plan, PlanRequest, Tier, gib, keeps_experts_in_ram
 
 
 def explain(plan: Plan) -> str:
@@ -13,9 +15,9 @@ def explain(plan: Plan) -> str:
         if not tier.items:
             continue
         have = f"have {gib(tier.have)}"
-        if tier.name == "ram":
-            have += f" ({_ram_origin(plan)})"
-        lines.append(f"{tier.name}: need {gib(tier.need)}, {have}" + _missing(tier.short_by))
+        origin = _ram_origin(plan) if tier.name == "ram" else tier.origin
+        have += f" ({origin})" if origin else ""
+        lines.append(f"{_named(tier)}: need {gib(tier.need)}, {have}" + _missing(tier.short_by))
         lines.extend(f"    {item.what:<36}{gib(item.nbytes):>12}" for item in tier.items)
     if plan.reserve_used:
         lines.append(
@@ -28,6 +30,10 @@ def explain(plan: Plan) -> str:
         lines.append("would fit:")
         lines.extend(f"    {option.flags}  (needs {gib(option.need)})" for option in plan.options)
     return "\n".join(lines)
+
+
+def _named(tier: Tier) -> str:
+    return f"{tier.name} ({tier.label})" if tier.label else tier.name
 
 
 def _ram_origin(plan: Plan) -> str:
@@ -53,23 +59,40 @@ def plan_degradations(request: PlanRequest, plan: Plan) -> tuple[Degradation, ..
             )
         )
     if request.context is None and plan.context < request.trained:
+        named = ", or name a length with --max-context" if plan.reserve else ""
+        if request.accelerator:
+            remedy, named = "name a length with --max-context; fewer experts are cached then", ""
         found.append(
             Degradation(
                 what=f"the context is cut to {plan.context} tokens",
                 why=plan.context_because,
                 cost="what needs more tokens is refused",
-                remedy=remedy + (", or name a length with --max-context" if plan.reserve else ""),
+                remedy=remedy + named,
             )
         )
-    return tuple(found)
+    return (*found, *_idle_helpers(request, plan))
+
+
+def _idle_helpers(request: PlanRequest, plan: Plan) -> Iterator[Degradation]:
+    """Helpers that were asked to hold experts, and for which none are left."""
+    asked = request.accelerator.helpers if request.accelerator else ()
+    for number, (wanted, cache) in enumerate(zip(asked, plan.caches[1:], strict=False), 1):
+        if wanted != 0 and not cache.experts:
+            yield Degradation(
+                what=f"{cache.device} holds no experts, though --expert-cache-device{number} asks",
+                why="the devices before it hold all of them, or it has no room for one",
+                cost="it does not help",
+                remedy=f"leave --expert-cache-device{number} out, or lower --expert-cache",
+            )
 
 
 def does_not_fit(plan: Plan, model: str) -> DoesNotFit:
     """The error for a plan that does not fit: the shortfall, and what would fit."""
     tier = next(tier for tier in plan.tiers if tier.short_by)
+    origin = _ram_origin(plan) if tier.name == "ram" else tier.origin
     return DoesNotFit(
-        f"{model} does not fit: {tier.name} is short by {gib(tier.short_by)}",
-        f"it needs {gib(tier.need)} and {gib(tier.have)} may be used ({_ram_origin(plan)})",
+        f"{model} does not fit: {_named(tier)} is short by {gib(tier.short_by)}",
+        f"it needs {gib(tier.need)} and {gib(tier.have)} may be used ({origin})",
         "would fit: " + "; ".join(f"{o.flags} (needs {gib(o.need)})" for o in plan.options)
         if plan.options
         else "nothing smaller fits; a model with fewer or smaller weights is needed",

@@ -8,30 +8,21 @@ reserve. Only what was given, or the least that a model can run with, takes from
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import asdict, evolve, field, frozen
 
-BASE_BYTES = 256 << 20
-"""What the interpreter and its libraries take besides everything that is counted."""
+from strata_core.plan import devices
+from strata_core.plan.devices import Accelerator, Cache, Layout
+from strata_core.plan.sizes import BASE_BYTES, Item, Option, Sizes, Tier, gib
+
+__all__ = [
+    "BASE_BYTES", "Item", "Option", "Plan", "PlanRequest", "Sizes", "Tier", "gib", "make_plan",
+]  # fmt: skip
 
 SMALLEST_CONTEXT = 512
 """A context is not cut below this many tokens unless the model was trained on fewer."""
-
-
-@frozen(kw_only=True)
-class Sizes:
-    """Bytes that a model takes with one backend and one KV type.
-
-    `dense` as the backend keeps the dense weights, `experts` all blobs together, `kv_position` one
-    position of one sequence, `workspace` the activation buffers of one window and what is held of
-    an expert while it is computed.
-    """
-
-    dense: int
-    experts: int
-    kv_position: int
-    workspace: int
 
 
 @frozen(kw_only=True)
@@ -41,7 +32,7 @@ class PlanRequest:
     `ram` is what may be taken (the budget, or what is available), `ram_origin` says which;
     `reserve` is what the planner's own choices leave free of it. `source` and `context` are None
     where the choice is the planner's; `source_because` says who gave the source. `trained` is the
-    trained context length.
+    trained context length; `accelerator` the devices, None where the backend has none.
     """
 
     sizes: Sizes
@@ -52,46 +43,12 @@ class PlanRequest:
     source: str | None = None
     source_because: str = "named by --source"
     context: int | None = None
+    accelerator: Accelerator | None = None
 
     @property
     def room(self) -> int:
         """What the planner's own choices may take."""
         return max(0, self.ram - self.reserve)
-
-
-@frozen
-class Item:
-    """One line of a tier: what takes how many bytes."""
-
-    what: str
-    nbytes: int
-
-
-@frozen
-class Tier:
-    """A kind of memory: what is needed there, and what there is to have."""
-
-    name: str
-    items: tuple[Item, ...]
-    have: int
-
-    @property
-    def need(self) -> int:
-        """Bytes needed in all."""
-        return sum(item.nbytes for item in self.items)
-
-    @property
-    def short_by(self) -> int:
-        """Bytes missing, 0 where it fits."""
-        return max(0, self.need - self.have)
-
-
-@frozen
-class Option:
-    """Something else that would fit: the flags to give, and what it then needs."""
-
-    flags: str
-    need: int
 
 
 @frozen(kw_only=True)
@@ -100,7 +57,7 @@ class Plan:
 
     `reserve` is what was to stay free of the memory there is, `reserve_used` what is taken of it
     all the same, and `reserve_because` for what reason. `options` are smaller ways that would fit;
-    they are there only where the plan does not.
+    they are there only where the plan does not. `caches` are the experts that devices hold.
     """
 
     source: str
@@ -113,6 +70,7 @@ class Plan:
     reserve_used: int = 0
     reserve_because: str = ""
     options: tuple[Option, ...] = field(default=())
+    caches: tuple[Cache, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -133,6 +91,7 @@ class Plan:
             "tiers": [
                 {
                     "name": tier.name,
+                    "device": tier.label or None,
                     "need": tier.need,
                     "have": tier.have,
                     "short_by": tier.short_by,
@@ -140,36 +99,47 @@ class Plan:
                 }
                 for tier in self.tiers
             ],
+            "caches": [asdict(cache) for cache in self.caches],
             "options": [asdict(option) for option in self.options],
         }
 
 
 def make_plan(request: PlanRequest) -> Plan:
     """Decide source and context and lay out the tiers; never raises for lack of memory."""
+    plan = _decide(request)
+    if plan.fits:
+        return plan
+    options = _device_options if request.accelerator else _options
+    return evolve(plan, options=options(request, plan.source, plan.context))
+
+
+def _decide(request: PlanRequest) -> Plan:
     source, source_because = _choose_source(request)
     context, context_because = _choose_context(request, source)
     need = _need(request, source, context)
     used = min(max(0, need - request.room), request.ram - request.room)
-    plan = Plan(
+    layout = devices.lay_out(request, source, context) if request.accelerator else None
+    return Plan(
         source=source,
         source_because=source_because,
         context=context,
         context_because=context_because,
         tiers=(
+            *((*layout.vram, layout.pinned) if layout else ()),
             Tier("ram", _ram(request, source, context), request.ram if used else request.room),
-            _file(request, source),
+            _file(request, source, context, layout),
         ),
+        caches=layout.caches if layout else (),
         ram_origin=request.ram_origin,
         reserve=request.ram - request.room,
         reserve_used=used,
         reserve_because=_reserve_because(request) if used else "",
     )
-    return plan if plan.fits else evolve(plan, options=_options(request, source, context))
 
 
 def keeps_experts_in_ram(source: str) -> bool:
-    """Whether a source holds a copy of every expert in memory."""
-    return source == "arena"
+    """Whether a source keeps in memory every expert that no device holds."""
+    return source in ("arena", "sliced-pinned")
 
 
 def _choose_source(request: PlanRequest) -> tuple[str, str]:
@@ -179,6 +149,12 @@ def _choose_source(request: PlanRequest) -> tuple[str, str]:
     need = _need(request, "arena", context)
     if need <= request.room:
         return "arena", f"everything takes {gib(need)} of the {gib(request.room)} that may be used"
+    outside = _need(request, "sliced-pinned", context)
+    if request.accelerator and outside <= request.room:
+        return "sliced-pinned", (
+            f"what no device holds takes {gib(outside)} of the {gib(request.room)} that may be "
+            f"used; all experts would take {gib(need)}"
+        )
     return "mmap", (
         f"all experts in memory would take {gib(need)}, and only {gib(request.room)} may be used"
     )
@@ -194,6 +170,8 @@ def _choose_context(request: PlanRequest, source: str) -> tuple[int, str]:
     if context == request.trained:
         return context, "the trained length, which is the least"
     beside = " beside the reserve" if request.reserve else ""
+    if request.accelerator:
+        beside = f" in {devices.most_context(request)[1]}"
     what = f"what fits{beside}" if fitting == context else "the least"
     return context, f"{what}; the model was trained on {request.trained}"
 
@@ -203,7 +181,12 @@ def _least_context(request: PlanRequest) -> int:
 
 
 def _most_context(request: PlanRequest, source: str, ram: int) -> int:
-    """Tokens whose keys and values fit into `ram` beside the rest; negative where that does not."""
+    """Tokens whose keys and values fit beside the rest; negative where that does not.
+
+    They are in `ram`, or on a device.
+    """
+    if request.accelerator:
+        return devices.most_context(request)[0]
     return (ram - _need(request, source, 0)) // max(1, request.sizes.kv_position)
 
 
@@ -224,6 +207,8 @@ def _need(request: PlanRequest, source: str, context: int) -> int:
 
 
 def _ram(request: PlanRequest, source: str, context: int) -> tuple[Item, ...]:
+    if request.accelerator:
+        return devices.lay_out(request, source, context).ram
     sizes = request.sizes
     items = [
         Item("dense weights", sizes.dense),
@@ -236,9 +221,11 @@ def _ram(request: PlanRequest, source: str, context: int) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def _file(request: PlanRequest, source: str) -> Tier:
+def _file(request: PlanRequest, source: str, context: int, layout: Layout | None) -> Tier:
     """Experts that stay in the model's files, which always have what they need."""
-    nbytes = 0 if keeps_experts_in_ram(source) else request.sizes.experts
+    held = sum(item.nbytes for item in _ram(request, source, context) if item.what == "experts")
+    held += sum(cache.nbytes for cache in layout.caches) if layout else 0
+    nbytes = max(0, request.sizes.experts - held)
     return Tier("file", (Item("experts", nbytes),) if nbytes else (), nbytes)
 
 
@@ -260,6 +247,17 @@ def _options(request: PlanRequest, source: str, context: int) -> tuple[Option, .
     return tuple(found)
 
 
-def gib(nbytes: int) -> str:
-    """Bytes in words: GiB from 1 GiB up, else MiB."""
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
+def _device_options(request: PlanRequest, source: str, context: int) -> tuple[Option, ...]:
+    """Smaller ways that fit on the devices; the need is what the first of them then holds."""
+    found: list[tuple[Mapping[str, Any], Option]] = []
+    for flags, other in devices.smaller(evolve(request, source=source, context=context)):
+        plan = _decide(other)
+        if plan.fits and not any(_as_good(before, flags) for before, _ in found):
+            text = " ".join(f"{flag} {value}" for flag, value in flags.items())
+            found.append((flags, Option(text, plan.tiers[0].need)))
+    return tuple(option for _, option in found)
+
+
+def _as_good(before: Mapping[str, Any], flags: Mapping[str, Any]) -> bool:
+    """Whether other flags change no more than `flags` do, and nothing by more."""
+    return all(flag in flags and value >= flags[flag] for flag, value in before.items())

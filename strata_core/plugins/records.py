@@ -120,6 +120,7 @@ _CHECKS: Mapping[str, Check] = {
 }
 _ALLOCATOR: Mapping[str, Check] = {
     "serves": ("a tuple of at least one name", lambda value: _is_names(value) and value != ()),
+    "pins": ("callable or None", lambda value: value is None or callable(value)),
 }
 _BACKEND: Mapping[str, Check] = {
     "automatic": ("True or False", lambda value: isinstance(value, bool)),

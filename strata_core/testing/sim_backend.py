@@ -15,7 +15,7 @@ from strata_core.runtime import Device
 
 def devices(options: Mapping[str, Any]) -> tuple[Device, ...]:
     """The devices that a simulated accelerator of these options has."""
-    from strata_core.testing.sim.options import sim_runtime
+    from strata_core.testing.sim import sim_runtime
 
     runtime = sim_runtime(options)
     try:
@@ -24,9 +24,29 @@ def devices(options: Mapping[str, Any]) -> tuple[Device, ...]:
         runtime.close()
 
 
-def build(context: BackendContext) -> Backend:
-    """The backend of the record `sim`."""
-    from strata_core.kernels.device.backend import DeviceBackend
-    from strata_core.testing.sim.options import sim_runtime
+def pins(options: Mapping[str, Any]) -> int | None:
+    """Bytes that its driver page-locks beside the contexts of all devices; None: no limit."""
+    from strata_core.testing.sim import sim_runtime
 
-    return DeviceBackend(sim_runtime(context.options), context)
+    runtime = sim_runtime(options)
+    try:
+        hardware = runtime.hardware
+    finally:
+        runtime.close()
+    if hardware.pin_budget is None:
+        return None
+    return max(0, hardware.pin_budget - hardware.context_pins * len(hardware.vram))
+
+
+def build(context: BackendContext, **machine: Any) -> Backend:
+    """The backend of the record `sim`; tests give `machine` what `sim_runtime` takes besides."""
+    from strata_core.kernels.cpu.backend import compiler_of
+    from strata_core.kernels.cpu.library import Library
+    from strata_core.kernels.device.backend import DeviceBackend
+    from strata_core.testing.sim import sim_runtime
+    from strata_core.testing.sim.host_kernels import HostKernels, pointers
+
+    library = Library(compiler_of(context))
+    kernels = HostKernels(library).mapping()
+    runtime = sim_runtime(context.options, host_kernels=kernels, pointers=pointers, **machine)
+    return DeviceBackend(runtime, context, library=library)

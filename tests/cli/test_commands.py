@@ -283,3 +283,19 @@ def test_perplexity_needs_a_tokenizer(strata, models: Path, tmp_path) -> None:
     result = strata("perplexity", str(models / "tiny" / "olmoe"), "--text", str(file))
     assert result.code == 2
     assert "no tokenizer" in result.error_lines[0]
+
+
+def test_doctor_recognises_a_driver_that_can_pin_no_more(strata, monkeypatch, make_machine) -> None:
+    line = "misc dxgk: create_existing_sysmem: establish_gpadl failed: -122"
+    observed = {
+        "module:llvmlite": True,
+        "kernel_log:refused_pins": {"readable": True, "count": 1, "last": line},
+    }
+    machine = make_machine(observed=observed, wsl=2)
+    monkeypatch.setattr("strata_core.machine.read_machine", lambda: machine)
+    result = strata("doctor", "--json")
+    (problem,) = result.document["problems"]
+    assert problem["what"] == "the driver has run out of host memory that it can pin"
+    assert line in problem["why"]
+    assert result.code == 1
+    assert f"the kernel logged it once: {line}" in strata("doctor").out

@@ -18,7 +18,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     settings = resolve({}, {})
     assert settings.expert_cache == "auto"
     assert [settings.options()[key] for key in COUNTS[1:]] == [0, 0, 0]
-    assert settings.vram_reserve_mib == 700
+    assert settings.vram_reserve_mib is None
     assert (settings.device, settings.vram_budget, settings.expert_profile) == (None, None, None)
     assert settings.early_remote_contexts is None
     assert (settings.sim_vram, settings.sim_pin_budget, settings.sim_devices) == (8.0, None, 1)

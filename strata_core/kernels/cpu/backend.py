@@ -70,13 +70,18 @@ def threads_of(machine: Machine) -> int:
     return max(1, min(machine.physical_cores, floor(granted)))
 
 
-def build(context: BackendContext) -> Backend:
-    """The backend of the record `cpu`."""
+def compiler_of(context: BackendContext) -> Compiler:
+    """A compiler for this processor, with the cache that the context names."""
     target = host_target()
     _report_slow(target, context.degrade)
     named = context.options.get("cache_dir")
     folder = Path(named) if named else cache_folder()
-    compiler = Compiler(target, folder / "kernels" if folder else None, context.degrade)
+    return Compiler(target, folder / "kernels" if folder else None, context.degrade)
+
+
+def build(context: BackendContext) -> Backend:
+    """The backend of the record `cpu`."""
+    compiler = compiler_of(context)
     return CpuBackend(compiler, context.options.get("threads") or threads_of(context.machine))
 
 

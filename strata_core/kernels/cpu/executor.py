@@ -10,8 +10,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from strata_core.checkpoint.scales import check_scales
-from strata_core.errors import EngineError, StrataError
+from strata_core.errors import EngineError
 from strata_core.interfaces import (
     Expert,
     ExpertFiles,
@@ -24,6 +23,7 @@ from strata_core.interfaces import (
 from strata_core.kernels.cpu.frame import Frame, KvStore
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.lower import Lowering, Mode, mode_of
+from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool, Schedule
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.storage import Storage
@@ -71,7 +71,7 @@ class CpuExecutor:
 
     def _place(self, weights: Weights) -> dict[Weight, Dense]:
         """Dense weights stay where they are mapped; norms and biases become float32."""
-        as_floats = _float_weights(self._program)
+        as_floats = float_weights(self._program)
         placed: dict[Weight, Dense] = {}
         for weight in self._program.weights():
             type_name, shape, data = weights.raw(weight.role, weight.layer)
@@ -156,7 +156,7 @@ class CpuExecutor:
         self._work.status[0] = NOTHING_LATCHED
         self._run_round(part, tokens)
         if self._work.status[0] != NOTHING_LATCHED:
-            raise self._not_finite(int(self._work.status[0]))
+            raise not_finite(self._program, self._files, int(self._work.status[0]))
         logits: NDArray[np.float32] = self._work.buffer(self._program.logits)[:wanted]
         return logits
 
@@ -186,31 +186,6 @@ class CpuExecutor:
                 return op.args["picks"]
         raise KeyError(layer)
 
-    def _not_finite(self, number: int) -> StrataError:
-        op = self._program.ops[number]
-        layer = op.args.get("layer")
-        for value in op.args.values():
-            if isinstance(value, Weight) and value.layer is not None:
-                layer = value.layer
-        self._check_experts(layer if isinstance(layer, int) else self._program.kv_layers)
-        where = "outside the layers" if layer is None else f"in layer {layer}"
-        return EngineError(
-            f"{op.kernel} {where} met a value that is not finite",
-            "a weight or an activation overflowed, or the file is damaged",
-            "compare the model file's checksum with its source, or use another model",
-        )
-
-    def _check_experts(self, last: int) -> None:
-        """Raise the CheckpointError of an expert up to layer `last` whose scales are no numbers.
-
-        Experts in a mapped file are not looked through before they are used: that would read it.
-        """
-        for layer, layout in self._files.layouts.items():
-            for index in range(self._files.count if layer <= last else 0):
-                expert = Expert(layer, index)
-                for part, data in zip(layout.parts, self._files.mapped(expert), strict=True):
-                    check_scales(part.type, data, str(expert))
-
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Experts and bytes computed by the CPU lane; tokens that share an expert count each."""
         served = {n: int(layer.served[0]) for n, layer in self._experts.items()}
@@ -223,7 +198,7 @@ class CpuExecutor:
         self._rounds.clear()
 
 
-def _float_weights(program: Program) -> set[Weight]:
+def float_weights(program: Program) -> set[Weight]:
     """Weights that kernels read as float32 whatever their type: norms and biases."""
     found = set()
     for op in program.ops:

@@ -90,6 +90,11 @@ class Library:
         self._codes: dict[Step, Code] = {}
 
     @property
+    def compiler(self) -> Compiler:
+        """What compiles them."""
+        return self._compiler
+
+    @property
     def target(self) -> Target:
         """What the steps are compiled for."""
         return self._compiler.target
@@ -109,10 +114,13 @@ class Library:
 
         Floats are as docs/arithmetic.md wants them, and the interpreter's lock is not held.
         """
-        code = self._compiler.obtain("crew", lambda module: emit_crew(module, self.target))
-        self._codes[Step("crew")] = code
+        key = Step("crew")
+        if key not in self._codes:
+            self._codes[key] = self._compiler.obtain(
+                "crew", lambda module: emit_crew(module, self.target)
+            )
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
-        made: Callable[[int, int, int, int], None] = kind(code.address("run_step"))
+        made: Callable[[int, int, int, int], None] = kind(self._codes[key].address("run_step"))
         return made
 
     def _emit(self, module: ir.Module, key: Step) -> None:

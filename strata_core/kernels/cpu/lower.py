@@ -85,6 +85,16 @@ class Lowering:
             self._op = number
             handler = getattr(self, f"_{op.kernel}")
             handler(op)
+        return self._made()
+
+    def lower_only(self, number: int) -> list[Phase]:
+        """The phases of one op by itself, its inputs being floats that others wrote."""
+        self._op = number
+        op = self.program.ops[number]
+        getattr(self, f"_{op.kernel}")(op)
+        return self._made()
+
+    def _made(self) -> list[Phase]:
         return [Phase(tuple(p.steps), side_by_side=p.domain is None) for p in self.phases]
 
     # phases

@@ -31,12 +31,20 @@ from strata_core.kernels.device.layout import (
 )
 from strata_core.kernels.device.table import DEVICE_KERNELS, unpack
 from strata_core.memory.address import bytes_at
-from strata_core.runtime import Launch, Runtime
+from strata_core.runtime import Launch
+from strata_core.testing.sim.runtime import SimRuntime
 
 Ready = Callable[[], None]
 """A launch with everything worked out; calling it does the work."""
 
-HostKernel = Callable[[Runtime, int, Launch], None]
+HostKernel = Callable[[SimRuntime, int, Launch], None]
+
+
+def pointers(launch: Launch) -> list[int]:
+    """The device addresses in a launch's argument block, for the simulator to check."""
+    kinds = DEVICE_KERNELS[launch.kernel.name].args
+    values = unpack(launch.kernel.name, launch.args)
+    return [int(values[name]) for name, kind in kinds.items() if kind == "ptr"]
 
 
 @frozen
@@ -62,7 +70,7 @@ class HostKernels:
         """A function for every name of the device kernel table."""
         return dict.fromkeys(DEVICE_KERNELS, self.run)
 
-    def run(self, runtime: Runtime, device: int, launch: Launch) -> None:
+    def run(self, runtime: SimRuntime, device: int, launch: Launch) -> None:
         """Do what a launch asks, at once, on this thread."""
         del runtime, device
         ready = self._ready.get(launch)

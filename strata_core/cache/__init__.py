@@ -1,0 +1,1 @@
+"""The expert cache in device memory: which experts, where they lie, and how they get there."""

@@ -1,0 +1,83 @@
+"""How many experts a cache holds: a number that was asked for, or what really fits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from attrs import frozen
+
+from strata_core.cache.slots import fitting
+from strata_core.errors import Degradation
+from strata_core.interfaces import BlobLayout, Expert
+from strata_core.memory.ledger import Ledger, vram
+from strata_core.runtime import Runtime
+
+MIB = 1 << 20
+RESERVE = 700 * MIB
+"""What `auto` leaves free unless --vram-reserve-mib says otherwise."""
+
+SMALL_SHARE = 20
+"""A device where RESERVE is more than this part of its memory keeps that part free instead."""
+
+SCARCE = 256 * MIB
+"""Less free memory than this, or a fiftieth of a small device's, slows every phase down."""
+
+Amount = int | Literal["auto"]
+"""Experts to hold."""
+
+_log = logging.getLogger("strata.cache")
+
+
+@frozen
+class Wish:
+    """What the user asked of one device's cache: the amount, and bytes to leave free (None: auto).
+
+    `share` is `flag`'s name in messages.
+    """
+
+    amount: Amount
+    reserve: int | None
+    flag: str
+
+
+def choose(
+    runtime: Runtime,
+    ledger: Ledger,
+    device: int,
+    ranking: Sequence[Expert],
+    layouts: Mapping[int, BlobLayout],
+    wish: Wish,
+) -> tuple[Expert, ...]:
+    """The experts that a device is to hold, best first; at most all of `ranking`.
+
+    `auto` counts what is free now less the reserve, and what the ledger still grants.
+    """
+    if wish.amount != "auto":
+        return tuple(ranking[: wish.amount])
+    memory = runtime.memory(device)
+    room = memory.free - reserve_of(memory.total, wish.reserve)
+    granted = ledger.room(vram(device))
+    return fitting(ranking, layouts, room if granted is None else min(room, granted))
+
+
+def reserve_of(total: int, asked: int | None) -> int:
+    """Bytes that `auto` leaves free on a device with `total` bytes."""
+    return min(RESERVE, total // SMALL_SHARE) if asked is None else asked
+
+
+def scarcity(runtime: Runtime, device: int, flag: str) -> Degradation | None:
+    """What to report where a filled cache leaves a device almost no free memory; logged too."""
+    memory = runtime.memory(device)
+    if memory.free >= min(SCARCE, memory.total // 50):
+        return None
+    label = f"{runtime.label}{device}"
+    what = f"only {memory.free // MIB} MiB of VRAM free"
+    _log.warning("%s on %s", what, label)
+    return Degradation(
+        what=f"{what} on {label}",
+        why=f"{flag} fills the device",
+        cost="the driver moves memory about, and every phase can be several times slower",
+        remedy=f"make {flag} smaller, or set it to auto",
+    )

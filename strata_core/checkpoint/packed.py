@@ -1,0 +1,162 @@
+"""An open pack: its tensors and blobs as views of mapped files, and the check of a blob's hash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from attrs import frozen
+
+from strata_core.checkpoint.gguf_header import read_header
+from strata_core.checkpoint.gguf_metadata import Metadata
+from strata_core.checkpoint.mapping import MappedFile, exists, map_file
+from strata_core.checkpoint.pack_format import (
+    DENSE,
+    EXPERTS,
+    JOURNAL,
+    MANIFEST,
+    METADATA,
+    Manifest,
+    PackedLayer,
+    digest_of,
+)
+from strata_core.checkpoint.pack_manifest import read_manifest
+from strata_core.checkpoint.tensor import Tensor
+from strata_core.checkpoint.types import TYPES
+from strata_core.errors import CheckpointError
+from strata_core.interfaces import BlobLayout, Expert, Piece
+
+
+@frozen(eq=False, slots=False)
+class PackedExperts:
+    """Implements `interfaces.ExpertFiles` for a pack; a blob lies in one piece of experts.bin.
+
+    Immutable; any thread may use it.
+    """
+
+    count: int
+    entries: Mapping[int, PackedLayer]
+    file: MappedFile
+
+    @cached_property
+    def layouts(self) -> Mapping[int, BlobLayout]:
+        """Blob layout by layer."""
+        return {layer: entry.layout for layer, entry in self.entries.items()}
+
+    def blob(self, expert: Expert) -> Piece:
+        """The whole blob's range. Raises CheckpointError for no such expert."""
+        entry = self._entry(expert)
+        return Piece(self.file.path, entry.start(expert.index), entry.layout.nbytes)
+
+    def pieces(self, expert: Expert) -> tuple[Piece, Piece, Piece]:
+        """The ranges of gate, up and down, which follow each other without a gap."""
+        entry = self._entry(expert)
+        start = entry.start(expert.index)
+        gate, up, down = (
+            Piece(self.file.path, start + part.offset, part.nbytes) for part in entry.layout.parts
+        )
+        return gate, up, down
+
+    def mapped(self, expert: Expert) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read-only uint8 views of the same ranges in the mapped file; nothing is copied."""
+        gate, up, down = (
+            self.file.data[piece.offset : piece.offset + piece.nbytes]
+            for piece in self.pieces(expert)
+        )
+        return gate, up, down
+
+    def check_blob(self, expert: Expert, blob: memoryview) -> None:
+        """Compare a blob, as it was read, with the hash that the pack has of it.
+
+        `blob` holds the blob's bytes alone, in its layout. The interpreter lock is released while
+        they are hashed. Raises CheckpointError naming expert, file and offset where they differ.
+        """
+        entry = self._entry(expert)
+        if digest_of(blob) != entry.digests[expert.index]:
+            piece = self.blob(expert)
+            raise CheckpointError(
+                f"{expert} is damaged",
+                f"the {piece.nbytes} bytes read from {piece.file} at offset {piece.offset} do not "
+                "have the hash that the pack's manifest has of them",
+                "`strata verify` lists all that is damaged; make the pack again, check the disk",
+            )
+
+    def _entry(self, expert: Expert) -> PackedLayer:
+        entry = self.entries.get(expert.layer)
+        if entry is None or not 0 <= expert.index < self.count:
+            raise CheckpointError(
+                f"there is no {expert}",
+                f"the model has {self.count} experts in each of its layers {sorted(self.entries)}",
+                "ask for one of those",
+            )
+        return entry
+
+
+@frozen(eq=False)
+class Pack:
+    """An open pack; `files` are dense.bin and experts.bin, `gguf` the metadata it kept, if any."""
+
+    manifest: Manifest
+    files: tuple[MappedFile, MappedFile]
+    tensors: Mapping[tuple[str, int | None], Tensor]
+    experts: PackedExperts
+    gguf: Metadata | None
+
+
+def is_pack(folder: Path) -> bool:
+    """Whether a folder is a pack or the unfinished beginning of one. Raises CheckpointError."""
+    return exists(folder / MANIFEST) or exists(folder / JOURNAL)
+
+
+def open_pack(folder: Path) -> Pack:
+    """Open a finished pack: manifest read and checked, files mapped and of the right length.
+
+    Nothing is hashed but the manifest. Raises CheckpointError naming file and field.
+    """
+    if not exists(folder / MANIFEST):
+        raise CheckpointError(
+            f"{folder} is an unfinished pack",
+            f"there is a {JOURNAL} in it, but no {MANIFEST}",
+            "give `strata pack` the same MODEL and OUT again, and it goes on where it stopped",
+        )
+    manifest = read_manifest(folder)
+    dense = _map(folder / DENSE, manifest.dense_bytes)
+    experts = _map(folder / EXPERTS, manifest.experts_bytes)
+    for kept in manifest.kept:
+        _map(folder / kept.name, kept.nbytes)
+    has_metadata = any(kept.name == METADATA for kept in manifest.kept)
+    return Pack(
+        manifest,
+        (dense, experts),
+        _tensors(manifest, dense),
+        PackedExperts(manifest.hyper.experts, {i.layer: i for i in manifest.layers}, experts),
+        read_header(map_file(folder / METADATA)).metadata if has_metadata else None,
+    )
+
+
+def _tensors(manifest: Manifest, dense: MappedFile) -> dict[tuple[str, int | None], Tensor]:
+    return {
+        (item.role, item.layer): Tensor(
+            item.name,
+            TYPES[item.type],
+            item.shape,
+            dense.data[item.offset : item.offset + item.nbytes],
+            dense.path,
+            item.offset,
+        )
+        for item in manifest.tensors
+    }
+
+
+def _map(path: Path, nbytes: int) -> MappedFile:
+    """A file of the pack, which must have exactly the length that the manifest names."""
+    file = map_file(path)
+    if file.size != nbytes:
+        raise CheckpointError(
+            f"{path} has the wrong length",
+            f"{file.size} bytes; the pack's manifest says {nbytes}",
+            "the pack is damaged or was copied in part; copy it or make it again",
+        )
+    return file

@@ -1,0 +1,109 @@
+"""What the settings ask of devices: which are used, what each is to hold, and for whom that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strata_core.config import Settings
+from strata_core.errors import Degradation, UsageError
+from strata_core.interfaces import AllocatorRecord, BackendRecord
+from strata_core.machine import Machine
+from strata_core.plan.devices import Accelerator
+from strata_core.runtime import Device
+from strata_core.setting_device import MOST_HELPERS
+from strata_core.setting_table import SETTINGS
+
+_SIMULATED = "sim"
+
+
+def used_devices(settings: Settings, there: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices to use: the first computes, the others help. Raises UsageError."""
+    if not there:
+        raise UsageError(
+            "the backend has no device",
+            "it lists none on this machine",
+            "`strata plugins` shows what was found; choose another backend with --backend",
+        )
+    by_index = {device.index: device for device in there}
+    chosen = tuple(by_index) if settings.device is None else settings.device
+    for index in chosen:
+        if index not in by_index:
+            known = ", ".join(f"{device.index} ({device.label})" for device in there)
+            raise UsageError(
+                f"--device {index}: there is no such device",
+                f"there are {known}",
+                "give indices of those, separated by commas",
+            )
+    used = tuple(by_index[index] for index in chosen)
+    for number in range(1, MOST_HELPERS + 1):
+        asked = settings.options()[f"expert_cache_device{number}"]
+        if asked not in (0, None) and number >= len(used):
+            raise UsageError(
+                f"--expert-cache-device{number} {asked} has no device to be on",
+                f"helper {number} would be device number {number + 1} of those that are used: "
+                + ", ".join(device.label for device in used),
+                "leave it out, or name more devices with --device",
+            )
+    return used
+
+
+def accelerator(
+    settings: Settings, machine: Machine, backend: BackendRecord, allocator: AllocatorRecord
+) -> Accelerator | None:
+    """The devices to plan for; None where the backend has none of its own. Raises UsageError."""
+    if backend.devices is None:
+        return None
+    options = settings.options()
+    used = used_devices(settings, backend.devices(machine, options))
+    helpers = tuple(options[f"expert_cache_device{i}"] for i in range(1, MOST_HELPERS + 1))
+    return Accelerator(
+        devices=used[: MOST_HELPERS + 1],
+        budget=_bytes(settings.vram_budget),
+        reserve=None if settings.vram_reserve_mib is None else settings.vram_reserve_mib << 20,
+        cache=_count(settings.expert_cache),
+        helpers=tuple(_count(helper) for helper in helpers),
+        pins=allocator.pins(machine, options) if allocator.pins else None,
+        resident=_bytes(settings.resident_budget_gib),
+    )
+
+
+def without_use(settings: Settings, backend: BackendRecord) -> tuple[Degradation, ...]:
+    """A degradation for each setting about devices that has nobody to heed it.
+
+    Raises UsageError where a flag or an argument gave it.
+    """
+    found = []
+    for setting in SETTINGS:
+        if setting.group != "device" or setting.key not in settings.given():
+            continue
+        simulated = setting.key.startswith("sim_")
+        if (simulated and backend.name == _SIMULATED) or (not simulated and backend.devices):
+            continue
+        origin = settings.origin(setting.key)
+        name = origin.split(" ", 1)[-1] if not origin.startswith("file") else setting.key
+        why = (
+            f"it is about the simulated devices, and the backend is {backend.name}"
+            if simulated
+            else f"backend {backend.name} has no devices of its own"
+        )
+        if origin.startswith(("flag", "argument")):
+            remedy = "leave it out, or choose a backend with devices with --backend"
+            raise UsageError(f"{name} has no effect here", why, remedy)
+        found.append(
+            Degradation(
+                what=f"{name} ({origin}) has no effect",
+                why=why,
+                cost="what it was meant to set is as if it were not given",
+                remedy="remove it, or choose a backend with devices with --backend",
+            )
+        )
+    return tuple(found)
+
+
+def _count(asked: int | str | None) -> int | None:
+    """A number of experts, None for auto."""
+    return asked if isinstance(asked, int) else None
+
+
+def _bytes(size: float | None) -> int | None:
+    return None if size is None else int(size * 2**30)

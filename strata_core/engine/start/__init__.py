@@ -1,0 +1,1 @@
+"""Starting on devices: the phases, the order that a policy gives them, and what went wrong."""

@@ -1,0 +1,188 @@
+"""The device backend: a runtime with its ledger, the host's compiled steps, and what is bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from strata_core.builtin import CPU
+from strata_core.interfaces import (
+    BackendContext,
+    Capabilities,
+    Executor,
+    Expert,
+    ExpertFiles,
+    Limits,
+    Progress,
+    Source,
+    Weights,
+)
+from strata_core.kernels.cpu.backend import compiler_of, threads_of
+from strata_core.kernels.cpu.library import Library
+from strata_core.kernels.cpu.pool import Pool
+from strata_core.kernels.device.executor import PATIENCE, DeviceExecutor
+from strata_core.kernels.device.host_lane import HostLane
+from strata_core.kernels.device.layout import MOST_TOKENS
+from strata_core.kernels.device.options import DeviceOptions, read_options
+from strata_core.kernels.device.placement import Order, Placement
+from strata_core.kernels.device.rounds import Hand, Maker
+from strata_core.kernels.program import Program
+from strata_core.memory.ledger import Ledger, vram
+from strata_core.runtime import Runtime
+
+
+class DeviceBackend:
+    """Core's backend over any runtime. A plugin's `build` returns it.
+
+    `capabilities` are those of the plugin's kernels, `most_tokens` their largest window, `patience`
+    the most seconds that the host waits for a device. `library` are the host's compiled steps,
+    where the caller has some already. It owns the runtime: `close` closes it.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        context: BackendContext,
+        *,
+        capabilities: Capabilities = CPU,
+        most_tokens: int = MOST_TOKENS,
+        patience: float = PATIENCE,
+        library: Library | None = None,
+    ) -> None:
+        self.runtime = runtime
+        devices = runtime.devices()
+        self.options: DeviceOptions = read_options(context.options, devices)
+        self.ledger = Ledger(devices=1 + max(d.index for d in devices))
+        if self.options.budget is not None:
+            self.ledger.limit(vram(self.options.device), self.options.budget)
+        self._capabilities = capabilities
+        self._tokens, self._patience = most_tokens, patience
+        self._degrade = context.degrade
+        compiler = library.compiler if library else compiler_of(context)
+        self._library = library or Library(compiler)
+        # one core is left to the thread of the driver
+        threads = context.options.get("threads") or max(1, threads_of(context.machine) - 1)
+        self._pool = Pool(compiler, int(threads))
+        self._placements: list[Placement] = []
+        self._prepared: Placement | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the kernels can do."""
+        return self._capabilities
+
+    def open_contexts(self, devices: Sequence[int] | None = None) -> None:
+        """Open the contexts of devices (None: of all that are used). Raises Refused."""
+        for device in self.options.wanted_devices if devices is None else devices:
+            self.runtime.open_context(device)
+
+    def prepare(
+        self,
+        program: Program,
+        weights: Weights,
+        experts: ExpertFiles,
+        limits: Limits,
+        progress: Progress,
+        ranking: Sequence[Expert] | None = None,
+    ) -> Placement:
+        """A placement whose steps the caller does; the next `bind` completes it.
+
+        `ranking` orders the experts, the most asked for first (None: spread over the layers).
+        """
+        ranked = ranking if ranking is not None else neutral(experts)
+        order = Order(program, weights, experts, limits, progress, ranked)
+        made = Placement(
+            self.runtime, self.ledger, self.options, order, self._tokens, self._degrade
+        )
+        self._placements.append(made)
+        self._prepared = made
+        return made
+
+    def bind(
+        self,
+        program: Program,
+        weights: Weights,
+        experts: ExpertFiles,
+        source: Source,
+        limits: Limits,
+        progress: Progress,
+    ) -> Executor:
+        """Do the steps that are left, and make the program runnable. Raises StrataError."""
+        placement, self._prepared = self._prepared, None
+        if placement is None:
+            placement = self.prepare(program, weights, experts, limits, progress)
+            self._prepared = None
+        try:
+            return self._bind(placement, experts, source, progress)
+        except BaseException:
+            self._drop(placement)
+            raise
+
+    def _bind(
+        self, placement: Placement, experts: ExpertFiles, source: Source, progress: Progress
+    ) -> Executor:
+        self.open_contexts()
+        placement.take_small_pins()
+        placement.place_dense()
+        placement.place_embedding("device")
+        placement.fill_cache(source)
+        placement.fill_helpers(source)
+        places, cells = placement.places(source)
+        model, exchange = placement.model, placement.exchange
+        hand = Hand(
+            self._library,
+            self.runtime.graph_launcher,
+            exchange.frame.at("round"),
+            self._patience,
+            np.zeros(2, np.int64),
+        )
+        host = HostLane(model, exchange, experts, source, self._library, self._pool.threads)
+        maker = Maker(
+            self.runtime,
+            placement.device,
+            placement.stream,
+            model,
+            places,
+            cells,
+            placement.helpers,
+            host,
+            hand,
+            self.options.link_share >= 1,
+        )
+        executor = DeviceExecutor(
+            maker,
+            placement.rooms,
+            experts,
+            self._library,
+            self._pool,
+            lambda: self._drop(placement),
+        )
+        progress.start("compiling kernels", 0)
+        try:
+            executor.prepare_first()
+        except BaseException:
+            executor.close()
+            raise
+        finally:
+            progress.done()
+        return executor
+
+    def _drop(self, placement: Placement) -> None:
+        if placement in self._placements:
+            self._placements.remove(placement)
+            placement.close()
+
+    def close(self) -> None:
+        """Give back what is left, end the pool's threads, close the runtime."""
+        try:
+            for placement in list(self._placements):
+                self._drop(placement)
+        finally:
+            self._pool.close()
+            self.runtime.close()
+
+
+def neutral(experts: ExpertFiles) -> list[Expert]:
+    """A ranking without a profile: evenly over the layers, by index."""
+    return [Expert(layer, index) for index in range(experts.count) for layer in experts.layouts]

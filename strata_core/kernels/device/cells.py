@@ -1,0 +1,73 @@
+"""Where each expert is for a device: the table that `assign` reads, one part for each layer.
+
+It changes between rounds only; `version` counts its changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from strata_core.cache.slots import SlotPool
+from strata_core.interfaces import BlobLayout, Expert
+from strata_core.kernels.device.layout import CELL
+
+Aliases = Mapping[Expert, tuple[int, int, int]]
+"""Addresses of gate, up and down in host memory, as a device sees them."""
+
+
+@define(eq=False)
+class Cells:
+    """The table on the host, CELL [experts] by layer."""
+
+    layers: dict[int, NDArray[np.void]]
+    version: int = field(default=0)
+
+    @classmethod
+    def make(
+        cls,
+        layouts: Mapping[int, BlobLayout],
+        experts: int,
+        pool: SlotPool | None,
+        helpers: Sequence[SlotPool] = (),
+        aliases: Aliases | None = None,
+    ) -> Cells:
+        """The table for the device of `pool`; `helpers` are the pools of helpers 1, 2, 3."""
+        layers = {layer: np.zeros(experts, CELL) for layer in layouts}
+        for expert, address in (pool.places if pool else {}).items():
+            offsets = [part.offset for part in layouts[expert.layer].parts]
+            layers[expert.layer]["slot"][expert.index] = [address + o for o in offsets]
+        for number, helper in enumerate(helpers, 1):
+            for expert in helper.places:
+                layers[expert.layer]["helper"][expert.index] = number
+        for expert, parts in (aliases or {}).items():
+            layers[expert.layer]["alias"][expert.index] = parts
+        return cls(layers)
+
+    def shared_layers(self, *, link_takes_all: bool) -> frozenset[int]:
+        """Layers in which the CPU or a helper may have to compute.
+
+        `link_takes_all`: every miss that has an alias goes over the link.
+        """
+        found = set()
+        for layer, table in self.layers.items():
+            own = table["slot"][:, 0] != 0
+            if link_takes_all:
+                own |= (table["alias"][:, 0] != 0) & (table["helper"] == 0)
+            if not own.all():
+                found.add(layer)
+        return frozenset(found)
+
+    def host_layers(self, *, link_takes_all: bool) -> frozenset[int]:
+        """Layers in which the CPU may have to compute."""
+        found = set()
+        for layer, table in self.layers.items():
+            elsewhere = (table["slot"][:, 0] != 0) | (table["helper"] != 0)
+            if link_takes_all:
+                elsewhere |= table["alias"][:, 0] != 0
+            if not elsewhere.all():
+                found.add(layer)
+        return frozenset(found)

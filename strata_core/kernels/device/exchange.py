@@ -1,0 +1,153 @@
+"""The page-locked memory through which a device and the host talk, one small block.
+
+The host writes a *frame* before a round: the round's number, ids, positions, places, wanted rows,
+the lines of the rope tables. The device writes the *mail* of a layer (activations, picks, lanes),
+the words that announce it, and at the end the status and the logits. The CPU and helpers write the
+rows of their lanes. Nothing is reset between rounds: words hold the number of the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attrs import define, frozen
+from numpy.typing import NDArray
+
+from strata_core.interfaces import Window
+from strata_core.kernels.device.layout import PLACE_FIELDS, STATUS_BYTES
+from strata_core.kernels.device.regions import Regions
+from strata_core.kernels.program import Program
+from strata_core.kernels.rope import angles
+from strata_core.memory.address import bytes_at
+
+LINE = 64
+MOST_HELPERS = 3
+
+FRAME = ("round", "ids", "positions", "logits_rows", "places", "cos", "sin")
+"""Parts of a frame, in order."""
+
+
+@frozen
+class Shape:
+    """Sizes that the exchange is made for; widths and counts of the program's routed layers."""
+
+    tokens: int
+    top_k: int
+    inputs: int
+    outputs: int
+    layers: int
+    vocabulary: int
+    half: int
+
+    @classmethod
+    def of(cls, program: Program, tokens: int) -> Shape:
+        """The sizes of a program, in windows of at most `tokens`."""
+        routed = [op for op in program.ops if op.kernel == "experts"]
+        widths = [[int(getattr(op.args[n], "width", 0)) for op in routed] for n in ("x", "out")]
+        return cls(
+            tokens=tokens,
+            top_k=program.top_k,
+            inputs=max(widths[0], default=0),
+            outputs=max(widths[1], default=0),
+            layers=len(routed),
+            vocabulary=program.vocabulary,
+            half=program.rope.dim // 2,
+        )
+
+    @property
+    def entries(self) -> int:
+        """Entries of the largest window."""
+        return self.tokens * self.top_k
+
+
+def frame_regions(shape: Shape) -> Regions:
+    """Where the parts of a frame lie, on the host and on a device alike."""
+    regions = Regions()
+    sizes = {
+        "round": 8,
+        "ids": 4 * shape.tokens,
+        "positions": 4 * shape.tokens,
+        "logits_rows": 4 * shape.tokens,
+        "places": 8 * len(PLACE_FIELDS) * shape.tokens,
+        "cos": 4 * shape.half * shape.tokens,
+        "sin": 4 * shape.half * shape.tokens,
+    }
+    for name in FRAME:
+        regions.add(name, sizes[name])
+    return regions
+
+
+def exchange_regions(shape: Shape) -> Regions:
+    """Where everything else lies that host and devices exchange."""
+    regions = Regions()
+    words = shape.layers * (1 + MOST_HELPERS) + 1
+    regions.add("words", LINE * words)
+    regions.add("x", 4 * shape.tokens * shape.inputs)
+    for name in ("picks", "lanes", "host"):
+        regions.add(name, 4 * shape.entries)
+    regions.add("host_rows", 4 * shape.entries * shape.outputs)
+    regions.add("result", STATUS_BYTES + 4 * shape.tokens * shape.vocabulary)
+    regions.add("helper status", LINE * MOST_HELPERS)
+    return regions
+
+
+def word(shape: Shape, layer: int, helper: int = 0) -> int:
+    """Offset in "words" of what announces the mail of the `layer`-th routed layer.
+
+    `layer` == shape.layers is the end of the round; `helper` (1 to 3) the rows of that helper.
+    """
+    return LINE * (layer if not helper else shape.layers * helper + 1 + layer)
+
+
+@define(eq=False)
+class Exchange:
+    """The block at its host address, with views for the host to read and write."""
+
+    shape: Shape
+    address: int
+    frame: Regions
+    rest: Regions
+
+    @classmethod
+    def plan(cls, shape: Shape) -> Exchange:
+        """Sizes alone; `settle` gives it its place."""
+        return cls(shape, 0, frame_regions(shape), exchange_regions(shape))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole block."""
+        return self.frame.nbytes + self.rest.nbytes
+
+    def settle(self, address: int) -> None:
+        """Lie at `address`, zeroed."""
+        self.address = self.frame.base = address
+        self.rest.base = address + self.frame.nbytes
+        bytes_at(address, self.nbytes)[:] = 0
+
+    def array(self, name: str, dtype: Any, *shape: int) -> NDArray[Any]:
+        """A view of a region other than the frame's."""
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        made: NDArray[Any] = bytes_at(self.rest.at(name), count).view(dtype).reshape(shape)
+        return made
+
+    def fill_frame(
+        self, number: int, window: Window, places: Sequence[Sequence[int]], program: Program
+    ) -> None:
+        """Write the frame of round `number`; `places` are those of the window's tokens."""
+        tokens, wanted = len(window.ids), len(window.logits_rows)
+        self._part("round", np.int64, 1)[0] = number
+        self._part("ids", np.int32, tokens)[:] = window.ids
+        self._part("positions", np.int32, tokens)[:] = window.positions
+        self._part("logits_rows", np.int32, wanted)[:] = window.logits_rows
+        fields = self._part("places", np.uint64, tokens * len(PLACE_FIELDS))
+        fields.reshape(tokens, -1)[:] = np.array(places, np.uint64)
+        cos, sin = angles(program.rope, window.positions)
+        self._part("cos", np.float32, cos.size)[:] = cos.ravel()
+        self._part("sin", np.float32, sin.size)[:] = sin.ravel()
+
+    def _part(self, name: str, dtype: Any, count: int) -> NDArray[Any]:
+        nbytes = count * np.dtype(dtype).itemsize
+        made: NDArray[Any] = bytes_at(self.frame.at(name), nbytes).view(dtype)
+        return made

@@ -1,0 +1,261 @@
+"""A program bound to a device: windows in pieces, rounds by mode, sequences, counters, failures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from attrs import evolve
+from numpy.typing import NDArray
+
+from strata_core.errors import EngineError, StrataError
+from strata_core.interfaces import ExpertFiles, Window
+from strata_core.kernels.cpu.hand_over import NO_FAILURE, TIMED_OUT
+from strata_core.kernels.cpu.library import Library
+from strata_core.kernels.cpu.not_finite import not_finite
+from strata_core.kernels.cpu.pool import Pool
+from strata_core.kernels.cpu.steps import NOTHING_LATCHED
+from strata_core.kernels.device.exchange import MOST_HELPERS
+from strata_core.kernels.device.kv import KvRoom, KvRooms
+from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYTES
+from strata_core.kernels.device.lower import Mode
+from strata_core.kernels.device.rounds import Maker, Part, Round
+from strata_core.kernels.exact import SPLIT
+
+PATIENCE = 10.0
+"""Seconds that a wait for a device takes at most."""
+
+
+class DeviceExecutor:
+    """Runs windows of any length up to the limits; used by one thread.
+
+    Longer windows than the kernels take are run in pieces, with the same bits. After an error the
+    sequences of the window hold no valid state, and the next run first waits, bounded, until the
+    device has nothing left to do.
+    """
+
+    def __init__(
+        self,
+        maker: Maker,
+        rooms: KvRooms,
+        experts: ExpertFiles,
+        library: Library,
+        pool: Pool,
+        on_close: Callable[[], None],
+    ) -> None:
+        self._maker, self._rooms, self._files = maker, rooms, experts
+        self._model, self._exchange = maker.model, maker.places.exchange
+        self._run_step, self._pool = library.runner(), pool
+        self._on_close = on_close
+        self._rounds: dict[Mode, Round] = {}
+        self._slots: dict[int, KvRoom] = {}
+        self._number = 0
+        self._unsettled = False
+        self._closed = False
+        shape = (self._model.limits.logits, self._model.program.vocabulary)
+        self._logits = np.zeros(shape, np.float32)
+
+    # sequences
+
+    def open_sequence(self) -> int:
+        """Room for the keys and values of `limits.context` positions. Raises Refused."""
+        slot = next(i for i in range(len(self._slots) + 1) if i not in self._slots)
+        self._slots[slot] = self._rooms.take()
+        return slot
+
+    def close_sequence(self, slot: int) -> None:
+        """Free a slot."""
+        self._rooms.give(self._slots.pop(slot))
+
+    def save(self, slot: int, length: int) -> object:
+        """Keys and values of earlier positions never change, so the length is all there is."""
+        del slot
+        return length
+
+    def restore(self, slot: int, snapshot: object) -> None:
+        """Nothing to undo: later positions are overwritten before they are read again."""
+
+    # running
+
+    def run(self, window: Window) -> NDArray[np.float32]:
+        """Compute one window; window and prompt kernels are the same here."""
+        tokens, wanted = len(window.ids), len(window.logits_rows)
+        limits = self._model.limits
+        if tokens > limits.tokens or wanted > limits.logits:
+            raise EngineError(
+                f"a window of {tokens} tokens and {wanted} logits rows is too big",
+                f"the program is bound for {limits.tokens} and {limits.logits}",
+                "this is an error in the engine; please report it",
+            )
+        logits = self._logits[:wanted]
+        for start in range(0, tokens, self._model.tokens):
+            stop = min(start + self._model.tokens, tokens)
+            here = (window.logits_rows >= start) & (window.logits_rows < stop)
+            rows, back = np.unique(window.logits_rows[here], return_inverse=True)
+            piece = Window(
+                ids=window.ids[start:stop],
+                positions=window.positions[start:stop],
+                slots=window.slots[start:stop],
+                logits_rows=rows - start,
+                kernel_class=window.kernel_class,
+            )
+            logits[here] = self._piece(piece)[back]
+        return logits
+
+    def prepare(self, mode: Mode) -> Round:
+        """The round of a mode, made at its first use."""
+        if mode not in self._rounds:
+            self._rounds[mode] = self._maker.make(mode)
+        return self._rounds[mode]
+
+    def prepare_first(self) -> None:
+        """Make the rounds of a token and of the largest window, so that kernels are compiled."""
+        self.prepare(Mode(1, 1, 1))
+        self.prepare(Mode(self._model.tokens, 0, 1))
+
+    def mode_of(self, window: Window) -> Mode:
+        """The mode that a window of at most the kernels' tokens runs in.
+
+        Rows of logits are none, one or all; splits of attention are a power of two.
+        """
+        tokens, wanted = len(window.ids), len(window.logits_rows)
+        longest = int(window.positions.max(initial=0)) // SPLIT + 1
+        splits = min(1 << (longest - 1).bit_length(), self._model.splits(0))
+        return Mode(tokens, wanted if wanted <= 1 else tokens, splits)
+
+    def _piece(self, window: Window) -> NDArray[np.float32]:
+        self._settle()
+        wanted = len(window.logits_rows)
+        mode = self.mode_of(window)
+        ready = self.prepare(mode)
+        padded = np.zeros(mode.wanted, np.int32)
+        padded[:wanted] = window.logits_rows
+        self._number += 1
+        places = [self._slots[int(s)].place for s in window.slots]
+        window = evolve(window, logits_rows=padded)
+        self._exchange.fill_frame(self._number, window, places, self._model.program)
+        self._helper_status()[:] = NOTHING_LATCHED
+        self._maker.host.begin(mode.tokens)
+        self._maker.hand.failure[:] = NO_FAILURE
+        for part in ready.parts:
+            self._run_part(part, mode.tokens)
+            if self._maker.hand.failure[0] != NO_FAILURE:
+                raise self._stopped(ready)
+        latched = self._latched()
+        if latched != NOTHING_LATCHED:
+            raise not_finite(self._model.program, self._files, latched)
+        return self._result(mode)[:wanted]
+
+    def _run_part(self, part: Part, tokens: int) -> None:
+        host = self._maker.host
+        try:
+            if part.before is not None:
+                host.acquire(part.before, tokens)
+            if part.schedule is not None:
+                self._pool.run(part.schedule)
+            for step in part.steps:
+                self._run_step(step.function, step.args, 0, 1)
+        finally:
+            host.release()
+
+    def _result(self, mode: Mode) -> NDArray[np.float32]:
+        vocabulary = self._model.program.vocabulary
+        count = STATUS_BYTES // 4 + mode.wanted * vocabulary
+        words = self._exchange.array("result", np.float32, count)
+        made: NDArray[np.float32] = words[STATUS_BYTES // 4 :].reshape(mode.wanted, vocabulary)
+        return made
+
+    # failures
+
+    def _helper_status(self) -> NDArray[np.uint32]:
+        lines = self._exchange.array("helper status", np.uint32, MOST_HELPERS, 16)
+        return lines[:, 0]
+
+    def _latched(self) -> int:
+        """The lowest op that met a value that is not finite, on any device or the CPU."""
+        own = int(self._exchange.array("result", np.uint32, 1)[0])
+        return min(own, int(self._maker.host.status[0]), int(self._helper_status().min()))
+
+    def _stopped(self, ready: Round) -> StrataError:
+        """The error of a round that a launch or a wait ended; the driver is asked for its own."""
+        kind, label = (int(v) for v in self._maker.hand.failure)
+        self._unsettled = True
+        said = self._maker.runtime.take_error()
+        routed = self._model.routed
+        where = f"layer {routed[label]}" if label < len(routed) else "its end"
+        if kind == TIMED_OUT:
+            why = f"the device did not answer within {self._maker.hand.bound:g} s"
+        else:
+            why = "the driver did not launch a graph"
+        return EngineError(
+            f"a round stopped at {where} in {ready.dispatch} mode",
+            f"{why}; the driver says: {said or 'nothing'}",
+            "if it happens again, look at the system's log for errors of the device",
+        )
+
+    def _settle(self) -> None:
+        """After a failure: wait until the device is idle, at most as long as for a round."""
+        if not self._unsettled:
+            return
+        runtime = self._maker.runtime
+        streams = [(self._maker.device, self._maker.stream)]
+        streams += [(h.device, h.stream) for h in self._maker.helpers]
+        for device, stream in streams:
+            event = runtime.create_event(device)
+            try:
+                runtime.record(event, stream)
+                limit = time.monotonic() + self._maker.hand.bound
+                while not runtime.finished(event):
+                    if time.monotonic() > limit:
+                        raise EngineError(
+                            f"{runtime.label}{device} is still busy with a round that failed",
+                            f"it did not come to an end within {self._maker.hand.bound:g} s",
+                            "start again",
+                        )
+                    time.sleep(0.001)
+            finally:
+                runtime.destroy_event(event)
+        self._unsettled = False
+
+    # accounts
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """Experts and bytes by lane so far; tokens that share an expert count each."""
+        totals = {name: {"experts": 0, "bytes": 0} for name in ("hit", "pcie", "cpu", "helper")}
+        names = {HIT: "hit", LINK: "pcie", HOST: "cpu"}
+        for layer, counts in self._counts().items():
+            for lane, count in enumerate(counts.tolist()):
+                total = totals[names.get(lane, "helper")]
+                total["experts"] += count
+                total["bytes"] += count * self._model.layouts[layer].nbytes
+        return totals
+
+    def _counts(self) -> dict[int, NDArray[np.uint64]]:
+        """Entries of each layer by lane, read from the device."""
+        self._settle()
+        runtime, stream = self._maker.runtime, self._maker.stream
+        found = {}
+        # the activations' place in the exchange is free between rounds
+        target = self._exchange.rest.at("x")
+        for layer in self._model.routed:
+            source = self._maker.places.regions.at(f"counts {layer}")
+            runtime.copy(target, source, 8 * LANES, stream)
+            runtime.synchronize(stream)
+            found[layer] = self._exchange.array("x", np.uint64, LANES).copy()
+        return found
+
+    def close(self) -> None:
+        """Free graphs, buffers and slots; the pool and the device belong to the backend."""
+        if self._closed:
+            return
+        self._closed = True
+        self._slots.clear()
+        runtime = self._maker.runtime
+        for ready in self._rounds.values():
+            for graph in ready.graphs:
+                runtime.destroy_graph(graph)
+        self._rounds.clear()
+        for helper in self._maker.helpers:
+            helper.forget()
+        self._on_close()

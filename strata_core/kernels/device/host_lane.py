@@ -1,0 +1,109 @@
+"""The CPU's lane of a round: the experts that no device computes, into page-locked rows.
+
+It runs the CPU backend's own phases on the mail of a layer: the activations that the device sent,
+the picks that fell to the CPU (others are -1), and the rows that the combine will read.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from strata_core.interfaces import Expert, ExpertFiles, Source, StableSource
+from strata_core.kernels.cpu.frame import Frame
+from strata_core.kernels.cpu.library import Library
+from strata_core.kernels.cpu.lower import Lowering
+from strata_core.kernels.cpu.pool import Phase
+from strata_core.kernels.cpu.steps import NOTHING_LATCHED
+from strata_core.kernels.cpu.storage import Storage
+from strata_core.kernels.cpu.workspace import ExpertLayer, Workspace
+from strata_core.kernels.device.exchange import Exchange
+from strata_core.kernels.device.workspace import Model, buffer_of, whole
+
+
+class HostLane:
+    """The phases of every routed layer, and the experts' addresses that they read."""
+
+    def __init__(
+        self,
+        model: Model,
+        exchange: Exchange,
+        experts: ExpertFiles,
+        source: Source,
+        library: Library,
+        threads: int,
+    ) -> None:
+        self.pausing = not isinstance(source, StableSource)
+        self._model, self._source = model, source
+        self._library, self._threads = library, threads
+        storage = Storage()
+        program, limits = model.program, model.limits
+        self._frame = Frame(storage, limits, program.rope, program.top_k)
+        self.status = storage.zeros((1,), np.uint32)
+        self._work = Workspace(storage, limits, program.top_k, self.status)
+        self._experts = {}
+        for layer, layout in experts.layouts.items():
+            table = storage.zeros((experts.count, 3), np.uint64)
+            if isinstance(source, StableSource):
+                table[:] = source.addresses(layer)
+            self._experts[layer] = ExpertLayer(layout, table, storage.zeros((2,), np.int64))
+        self._numbers = {}
+        for number, op in enumerate(program.ops):
+            if op.kernel == "experts":
+                self._numbers[whole(op, "layer")] = number
+                self._share(number, exchange)
+        self._phases: dict[tuple[int, str], list[Phase]] = {}
+        self._held: list[Expert] = []
+
+    def _share(self, number: int, exchange: Exchange) -> None:
+        """Have an op's buffers be the exchange's."""
+        op, shape = self._model.program.ops[number], exchange.shape
+        x, picks, out = (buffer_of(op, name) for name in ("x", "picks", "out"))
+        mail = exchange.array("x", np.float32, shape.tokens, x.width)
+        rows = exchange.array("host_rows", np.float32, shape.entries, out.width)
+        chosen = exchange.array("host", np.int32, shape.entries, 1)
+        self._work.buffers |= {x.name: mail, out.name: rows, picks.name: chosen}
+        self._chosen = chosen
+
+    def begin(self, tokens: int) -> None:
+        """A round of a window begins."""
+        self._frame.counts[:] = tokens, tokens * self._model.shape.top_k, 0
+        self.status[0] = NOTHING_LATCHED
+
+    def phases(self, layer: int, tokens: int) -> list[Phase]:
+        """The phases of a layer, compiled at their first use."""
+        mode: Literal["single", "window"] = "single" if tokens == 1 else "window"
+        if (layer, mode) not in self._phases:
+            lowering = Lowering(
+                self._model.program,
+                mode,
+                self._library,
+                self._work,
+                self._frame,
+                {},
+                self._experts,
+                self._threads,
+                pausing=False,
+            )
+            self._phases[layer, mode] = lowering.lower_only(self._numbers[layer])
+        return self._phases[layer, mode]
+
+    # sources whose addresses hold for a layer only
+
+    def acquire(self, layer: int, tokens: int) -> None:
+        """Acquire the experts that the CPU got in a layer; `release` gives them back."""
+        picks = self._chosen[: tokens * self._model.shape.top_k]
+        needed = [int(i) for i in np.unique(picks) if i >= 0]
+        self._source.begin_layer(layer, needed)
+        for index in needed:
+            expert = Expert(layer, index)
+            view = self._source.view(expert)
+            self._held.append(expert)
+            self._experts[layer].table[index] = view.parts
+
+    def release(self) -> None:
+        """Give back what is held."""
+        held, self._held = self._held, []
+        for expert in held:
+            self._source.release(expert)

@@ -1,0 +1,424 @@
+"""From a program to launches: one list of segments for each size of window.
+
+A segment ends where a routed layer's mail is out: what follows begins with the combine, which needs
+the rows of all lanes. Where nothing goes to other lanes there is one segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+from attrs import define, field, frozen
+
+from strata_core.errors import CheckpointError, UsageError
+from strata_core.kernels.cpu.attention import MOST_GROUP
+from strata_core.kernels.cpu.elementwise import MOST_EXPERTS
+from strata_core.kernels.cpu.unpack import UNPACK
+from strata_core.kernels.cpu.workspace import Dense
+from strata_core.kernels.device.exchange import Exchange, word
+from strata_core.kernels.device.layout import STATUS_BYTES
+from strata_core.kernels.device.regions import Regions
+from strata_core.kernels.device.table import make_launch
+from strata_core.kernels.device.workspace import Model, buffer_of, weight_of, whole
+from strata_core.kernels.program import Buffer, Op, Weight
+from strata_core.runtime import Launch
+
+
+@frozen
+class Copy:
+    """A copy of a graph."""
+
+    target: int
+    source: int
+    nbytes: int
+
+
+@frozen
+class Fill:
+    """A fill of a graph."""
+
+    target: int
+    value: int
+    nbytes: int
+
+
+Item = Launch | Copy | Fill
+
+
+@define
+class Segment:
+    """What runs in one graph; `layer` is the routed layer whose mail it sends (None: the last)."""
+
+    items: list[Item] = field(factory=list)
+    layer: int | None = None
+
+
+@frozen(order=True)
+class Mode:
+    """Sizes that a graph is captured for: tokens, rows of logits, splits of attention."""
+
+    tokens: int
+    wanted: int
+    splits: int
+
+
+@frozen(eq=False)
+class Places:
+    """Where a device finds what launches name: its workspace, the exchange, the dense weights.
+
+    `exchange_alias` is the exchange's address as the device sees it.
+    """
+
+    regions: Regions
+    exchange: Exchange
+    exchange_alias: int
+    weights: Mapping[Weight, Dense]
+
+    def seen(self, region: str, offset: int = 0) -> int:
+        """A part of the exchange, by the device's address."""
+        host = self.exchange.rest.at(region) + offset
+        return self.exchange_alias + host - self.exchange.address
+
+    def seen_word(self, layer: int, helper: int = 0) -> int:
+        """An announcing word, by the device's address."""
+        return self.seen("words", word(self.exchange.shape, layer, helper))
+
+
+class Lowering:
+    """Turns the program into the segments of one mode."""
+
+    def __init__(self, model: Model, places: Places, mode: Mode, shared: AbstractSet[int]) -> None:
+        """`shared`: routed layers in which other lanes may take part; each sends its mail."""
+        self.model, self.places, self.mode, self.shared = model, places, mode, shared
+        self.segments = [Segment()]
+        self._packed: set[str] = set()
+        self._op = 0
+        self._ordinal = 0
+
+    def lower(self) -> list[Segment]:
+        """All segments in order."""
+        self._begin()
+        for number, op in enumerate(self.model.program.ops):
+            self._op = number
+            handler: Callable[[Op], None] = getattr(self, f"_op_{op.kernel}")
+            handler(op)
+        self._end()
+        return self.segments
+
+    def _begin(self) -> None:
+        frame = self.places.exchange.frame
+        base = self.places.regions.at("round")
+        self._add(Copy(base, frame.at("round"), frame.nbytes))
+        self._add(Fill(self.places.regions.at("result"), 0xFF, 4))
+
+    def _end(self) -> None:
+        nbytes = STATUS_BYTES + 4 * self.mode.wanted * self.model.program.vocabulary
+        target = self.places.exchange.rest.at("result")
+        self._add(Copy(target, self.places.regions.at("result"), nbytes))
+        end = self.places.seen_word(self.model.shape.layers)
+        self._launch("signal", word=end, value=self.places.regions.at("round"))
+
+    # parts
+
+    def _add(self, item: Item) -> None:
+        self.segments[-1].items.append(item)
+
+    def _launch(self, name: str, *parameters: str | int, **values: float) -> None:
+        self._add(make_launch(name, parameters, **values))
+
+    def _rows(self, buffer: Buffer) -> int:
+        counts = {"token": self.mode.tokens, "logits": self.mode.wanted}
+        return counts.get(buffer.rows, self.mode.tokens * self.model.shape.top_k)
+
+    def _at(self, buffer: Buffer) -> int:
+        if buffer == self.model.program.logits:
+            return self.places.regions.at("result") + STATUS_BYTES
+        return self.places.regions.at(f"buffer {buffer.name}")
+
+    def _region(self, name: str) -> int:
+        return self.places.regions.at(name)
+
+    def _status(self) -> int:
+        return self._region("result")
+
+    def _wrote(self, *buffers: Buffer) -> None:
+        self._packed -= {b.name for b in buffers}
+
+    def _input(self, buffer: Buffer, type_name: str) -> int:
+        """The rows that a weight of a type multiplies; made into records where it wants those."""
+        if type_name not in UNPACK:
+            return self._at(buffer)
+        records = self._region(f"records {buffer.name}")
+        if buffer.name not in self._packed:
+            self._launch(
+                "quantise",
+                x=self._at(buffer),
+                records=records,
+                status=self._status(),
+                rows=self._rows(buffer),
+                width=buffer.width,
+                op=self._op,
+            )
+            self._packed.add(buffer.name)
+        return records
+
+    # kernels
+
+    def _op_embed(self, op: Op) -> None:
+        table, out = self.places.weights[weight_of(op, "table")], buffer_of(op, "out")
+        self._launch(
+            "embed",
+            table.type,
+            ids=self._region("ids"),
+            table=table.address,
+            out=self._at(out),
+            stride=table.stride,
+            tokens=self.mode.tokens,
+            width=out.width,
+        )
+        self._wrote(out)
+
+    def _op_rms_norm(self, op: Op) -> None:
+        x, out, dim = buffer_of(op, "x"), buffer_of(op, "out"), whole(op, "dim")
+        if not self._rows(x):
+            return
+        eps = op.args["eps"]
+        assert isinstance(eps, int | float)
+        self._launch(
+            "rms_norm",
+            x=self._at(x),
+            out=self._at(out),
+            weight=self.places.weights[weight_of(op, "weight")].address,
+            rows=self._rows(x),
+            runs=x.width // dim,
+            dim=dim,
+            eps=float(np.float32(eps)),
+        )
+        self._wrote(out)
+
+    def _op_linear(self, op: Op) -> None:
+        weight = self.places.weights[weight_of(op, "weight")]
+        x, out, bias = buffer_of(op, "x"), buffer_of(op, "out"), op.args["bias"]
+        if not self._rows(x):
+            return
+        self._launch(
+            "linear",
+            weight.type,
+            x=self._input(x, weight.type),
+            weight=weight.address,
+            out=self._at(out),
+            bias=self.places.weights[bias].address if isinstance(bias, Weight) else 0,
+            stride=weight.stride,
+            tokens=self._rows(x),
+            rows=weight.shape[0],
+            columns=weight.shape[1],
+        )
+        self._wrote(out)
+
+    def _op_rope(self, op: Op) -> None:
+        x = buffer_of(op, "x")
+        self._launch(
+            "rope",
+            x=self._at(x),
+            cos=self._region("cos"),
+            sin=self._region("sin"),
+            tokens=self.mode.tokens,
+            heads=whole(op, "heads"),
+            head_dim=whole(op, "head_dim"),
+            half=self.model.shape.half,
+        )
+        self._wrote(x)
+
+    def _op_kv_append(self, op: Op) -> None:
+        k, v = buffer_of(op, "k"), buffer_of(op, "v")
+        self._launch(
+            "kv_append",
+            self.model.limits.kv_type,
+            k=self._at(k),
+            v=self._at(v),
+            positions=self._region("positions"),
+            places=self._region("places"),
+            status=self._status(),
+            layer_offset=whole(op, "layer") * self.model.limits.context,
+            tokens=self.mode.tokens,
+            width=k.width,
+            op=self._op,
+        )
+
+    def _op_attention(self, op: Op) -> None:
+        out = buffer_of(op, "out")
+        heads, kv_heads = whole(op, "heads"), whole(op, "kv_heads")
+        dim, window = whole(op, "head_dim"), whole(op, "window")
+        self._check_attention(heads // kv_heads, dim)
+        kv_type = self.model.limits.kv_type
+        splits = min(self.mode.splits, self.model.splits(window))
+        shared = {
+            "partials": self._region("partials"),
+            "positions": self._region("positions"),
+            "tokens": self.mode.tokens,
+            "window": window,
+            "splits": splits,
+        }
+        self._launch(
+            "attention",
+            kv_type,
+            dim,
+            q=self._at(buffer_of(op, "q")),
+            places=self._region("places"),
+            layer_offset=whole(op, "layer") * self.model.limits.context,
+            width=kv_heads * dim,
+            kv_heads=kv_heads,
+            group=heads // kv_heads,
+            **shared,
+        )
+        self._launch("merge", dim, out=self._at(out), heads=heads, **shared)
+        self._wrote(out)
+
+    def _check_attention(self, group: int, dim: int) -> None:
+        if group > MOST_GROUP or dim % 8:
+            raise unsupported(
+                f"{group} heads share a KV head and a head has {dim} elements",
+                f"at most {MOST_GROUP} heads and a multiple of 8 elements are possible",
+            )
+        if self.model.limits.kv_type == "int8" and dim % 32:
+            raise UsageError(
+                "--kv int8 cannot be used with this model",
+                f"its heads have {dim} elements, which is not a multiple of 32",
+                "choose --kv fp16",
+            )
+
+    def _op_add(self, op: Op) -> None:
+        x = buffer_of(op, "x")
+        y = self._at(buffer_of(op, "y"))
+        self._launch("add", x=self._at(x), y=y, rows=self._rows(x), width=x.width)
+        self._wrote(x)
+
+    def _op_silu_mul(self, op: Op) -> None:
+        gate, up, out = (buffer_of(op, n) for n in ("gate", "up", "out"))
+        at = {"gate": self._at(gate), "up": self._at(up), "out": self._at(out)}
+        self._launch("silu_mul", rows=self._rows(out), width=out.width, **at)
+        self._wrote(out)
+
+    def _op_gate_add(self, op: Op) -> None:
+        x, y, gate = (buffer_of(op, n) for n in ("x", "y", "gate"))
+        at = {"x": self._at(x), "y": self._at(y), "gate": self._at(gate)}
+        self._launch("gate_add", rows=self._rows(x), width=x.width, **at)
+        self._wrote(x)
+
+    def _op_gather(self, op: Op) -> None:
+        x, out = buffer_of(op, "x"), buffer_of(op, "out")
+        if self.mode.wanted:
+            at = {"x": self._at(x), "index": self._region("logits_rows"), "out": self._at(out)}
+            self._launch("gather", rows=self.mode.wanted, width=out.width, **at)
+        self._wrote(out)
+
+    def _op_route(self, op: Op) -> None:
+        logits = buffer_of(op, "logits")
+        if logits.width > MOST_EXPERTS:
+            raise unsupported(
+                f"a layer has {logits.width} experts", f"at most {MOST_EXPERTS} are possible"
+            )
+        self._launch(
+            "route",
+            logits=self._at(logits),
+            picks=self._at(buffer_of(op, "picks")),
+            weights=self._at(buffer_of(op, "weights")),
+            status=self._status(),
+            tokens=self.mode.tokens,
+            experts=logits.width,
+            top_k=whole(op, "top_k"),
+            renormalise=int(bool(op.args["renormalise"])),
+            op=self._op,
+        )
+
+    def _op_experts(self, op: Op) -> None:
+        layer, x, out = whole(op, "layer"), buffer_of(op, "x"), buffer_of(op, "out")
+        gate, up, down = self.model.layouts[layer].parts
+        if (gate.type in UNPACK) != (up.type in UNPACK):
+            raise unsupported(
+                f"experts of layer {layer} have gate in {gate.type} and up in {up.type}",
+                "both must be quantised, or both floats",
+            )
+        self._assign(op, layer, x, out)
+        source = self._input(x, gate.type)
+        count = self.mode.tokens * self.model.shape.top_k
+        shared = {"entries": self._region("entries"), "inner": self._region("inner")}
+        self._launch(
+            "gate_up",
+            gate.type,
+            up.type,
+            down.type,
+            x=source,
+            status=self._status(),
+            gate_stride=gate.nbytes // gate.rows,
+            up_stride=up.nbytes // up.rows,
+            count=count,
+            top_k=self.model.shape.top_k,
+            rows=gate.rows,
+            columns=gate.columns,
+            op=self._op,
+            **shared,
+        )
+        self._launch(
+            "down",
+            down.type,
+            stride=down.nbytes // down.rows,
+            count=count,
+            rows=down.rows,
+            columns=down.columns,
+            **shared,
+        )
+        self._wrote(out)
+        if layer in self.shared:
+            self.segments[-1].layer = layer
+            self.segments.append(Segment())
+
+    def _assign(self, op: Op, layer: int, x: Buffer, out: Buffer) -> None:
+        seen = self.places.seen
+        mail = {
+            "mail_x": seen("x"),
+            "mail_picks": seen("picks"),
+            "mail_lanes": seen("lanes"),
+            "mail_host": seen("host"),
+            "mail_word": self.places.seen_word(self._ordinal) if layer in self.shared else 0,
+        }
+        self._ordinal += 1
+        self._launch(
+            "assign",
+            picks=self._at(buffer_of(op, "picks")),
+            cells=self._region(f"cells {layer}"),
+            share=self._region("share"),
+            x=self._at(x),
+            entries=self._region("entries"),
+            rows=self._at(out),
+            host_rows=seen("host_rows"),
+            counts=self._region(f"counts {layer}"),
+            round=self._region("round"),
+            tokens=self.mode.tokens,
+            top_k=self.model.shape.top_k,
+            inputs=x.width,
+            outputs=out.width,
+            **mail,
+        )
+
+    def _op_combine(self, op: Op) -> None:
+        x = buffer_of(op, "x")
+        self._launch(
+            "combine",
+            x=self._at(x),
+            entries=self._region("entries"),
+            weights=self._at(buffer_of(op, "weights")),
+            tokens=self.mode.tokens,
+            width=x.width,
+            top_k=whole(op, "top_k"),
+        )
+        self._wrote(x)
+
+
+def unsupported(what: str, why: str) -> CheckpointError:
+    """A model that the kernels cannot compute."""
+    return CheckpointError(
+        f"the device kernels cannot compute this model: {what}", why, "try --backend cpu"
+    )

@@ -1,0 +1,320 @@
+"""Putting a model on devices, step by step, in an order that a start policy may change.
+
+Plain order: small pins, dense weights, embedding, cache, helpers. A step that was not done when the
+program is bound is done then. Whatever a step took is given back by `close`, also after a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from attrs import define, field, frozen
+
+from strata_core.cache.amount import Wish, choose, scarcity
+from strata_core.cache.fill import fill_slots
+from strata_core.cache.slots import SlotPool, make_slots
+from strata_core.cache.staging import Staging
+from strata_core.errors import Degradation, Refused
+from strata_core.interfaces import (
+    Expert,
+    ExpertFiles,
+    Limits,
+    Progress,
+    Source,
+    StableSource,
+    Weights,
+)
+from strata_core.kernels.cpu.workspace import Dense
+from strata_core.kernels.device.cells import Aliases, Cells
+from strata_core.kernels.device.dense import (
+    Stored,
+    Where,
+    lone_embedding,
+    place_embedding,
+    place_weights,
+    read_weights,
+)
+from strata_core.kernels.device.exchange import Exchange, Shape
+from strata_core.kernels.device.helper import Helper
+from strata_core.kernels.device.kv import KvRooms
+from strata_core.kernels.device.lower import Places
+from strata_core.kernels.device.options import DeviceOptions
+from strata_core.kernels.device.regions import Regions
+from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
+from strata_core.kernels.program import Program, Weight
+from strata_core.memory.held import Held
+from strata_core.memory.ledger import Ledger
+from strata_core.runtime import Runtime
+
+_log = logging.getLogger("strata.device")
+
+
+@frozen(eq=False)
+class Order:
+    """A model to place: what `bind` is given, and the experts, the most asked for first."""
+
+    program: Program
+    weights: Weights
+    experts: ExpertFiles
+    limits: Limits
+    progress: Progress
+    ranking: Sequence[Expert]
+
+
+@define(eq=False)
+class Placement:
+    """What one model holds on the devices of a runtime. Used by one thread."""
+
+    runtime: Runtime
+    ledger: Ledger
+    options: DeviceOptions
+    order: Order
+    tokens: int
+    degrade: Callable[[Degradation], None]
+    held: Held = field(init=False)
+    model: Model = field(init=False)
+    exchange: Exchange = field(init=False)
+    rooms: KvRooms = field(init=False)
+    regions: Regions | None = field(default=None, init=False)
+    pool: SlotPool | None = field(default=None, init=False)
+    helpers: list[Helper] = field(factory=list, init=False)
+    stream: int = field(default=0, init=False)
+    _stored: dict[Weight, Stored] = field(init=False)
+    _dense: dict[Weight, Dense] = field(factory=dict, init=False)
+    _staging: Staging | None = field(default=None, init=False)
+    _streams: list[int] = field(factory=list, init=False)
+    _filled: set[str] = field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        order = self.order
+        self.held = Held(self.runtime, self.ledger)
+        self._stored = {one.weight: one for one in read_weights(order.program, order.weights)}
+        shape = Shape.of(order.program, min(self.tokens, order.limits.tokens))
+        self.model = Model(
+            program=order.program,
+            layouts=order.experts.layouts,
+            experts=order.experts.count,
+            types={w: one.type for w, one in self._stored.items()},
+            limits=order.limits,
+            shape=shape,
+        )
+        self.exchange = Exchange.plan(shape)
+        self.rooms = KvRooms(self.held, self.device, order.program, order.limits)
+
+    @property
+    def device(self) -> int:
+        """The device that computes the model."""
+        return self.options.device
+
+    @property
+    def resident(self) -> frozenset[Expert]:
+        """Experts that have a slot on some device, as far as the caches were made."""
+        pools = [self.pool] if self.pool else []
+        pools += [helper.pool for helper in self.helpers]
+        return frozenset(expert for pool in pools for expert in pool.places)
+
+    # steps
+
+    def take_small_pins(self) -> None:
+        """Page-lock what host and devices exchange, and the buffers for filling. Raises Refused."""
+        if self._staging is not None:
+            return
+        address = self.held.pinned(self.exchange.nbytes, "what the host and the devices exchange")
+        self.exchange.settle(address)
+        largest = max((x.nbytes for x in self.model.layouts.values()), default=0)
+        self._staging = Staging.make(self.held, largest)
+
+    def place_dense(self) -> None:
+        """Put dense weights (but a lone embedding), the workspace and one sequence's KV in place.
+
+        Raises Refused, CheckpointError, UsageError.
+        """
+        if self.regions is not None:
+            return
+        self.take_small_pins()
+        self.stream = self._new_stream(self.device)
+        lone = lone_embedding(self.order.program)
+        stored = [one for weight, one in self._stored.items() if weight != lone]
+        staging, progress = self._ready_staging(), self.order.progress
+        self._dense |= place_weights(self.held, self.device, stored, staging, progress)
+        regions = main_regions(self.model, self.exchange)
+        self._settle(regions, self.device, self.stream, "buffers of activations")
+        self.rooms.ready()
+        self.regions = regions
+
+    def place_embedding(self, where: Where) -> None:
+        """Put a lone embedding in page-locked memory or on the device; a tied one is there."""
+        lone = lone_embedding(self.order.program)
+        if lone is None or lone in self._dense:
+            return
+        self.take_small_pins()
+        self._dense[lone] = place_embedding(
+            self.held,
+            self.device,
+            self._stored[lone],
+            where,
+            self._ready_staging(),
+            self.order.progress,
+        )
+
+    def make_cache(self) -> None:
+        """Take the slots of the first device's cache, empty. Raises Refused."""
+        if self.pool is None:
+            self.place_dense()
+            self.pool = self._slots(self.device, self.options.cache)
+
+    def fill_cache(self, source: Source) -> None:
+        """Read the best experts into the first device's slots. Raises Refused, StrataError."""
+        self.make_cache()
+        assert self.pool is not None
+        self._fill(self.pool, source, self.options.cache)
+
+    def make_helpers(self, devices: Sequence[int] | None = None) -> None:
+        """Take slots and workspace of helpers, empty: of those on `devices` (None: of all).
+
+        Raises Refused.
+        """
+        self.make_cache()
+        made = {helper.number for helper in self.helpers}
+        for number in self.options.wanted_helpers:
+            wanted = devices is None or self.options.helpers[number - 1] in devices
+            if wanted and number not in made:
+                self.helpers.append(self._helper(number))
+
+    def fill_helpers(self, source: Source) -> None:
+        """Read the next best experts into the helpers' slots. Raises Refused, StrataError."""
+        self.make_helpers()
+        for helper in self.helpers:
+            wish = self.options.helper_caches[helper.number - 1]
+            if not self._fill(helper.pool, source, wish):
+                continue
+            _log.info(
+                "%s%d: %d additional experts, %.2f GiB; results return through pinned host rows",
+                self.runtime.label,
+                helper.device,
+                len(helper.pool.places),
+                helper.pool.nbytes / 2**30,
+            )
+
+    def places(self, source: Source) -> tuple[Places, Cells]:
+        """Where everything is, once all steps are done; the tables are on the devices."""
+        assert self.regions is not None
+        staging = self._ready_staging()
+        pools = [helper.pool for helper in self.helpers]
+        layouts, count = self.model.layouts, self.model.experts
+        cells = Cells.make(layouts, count, self.pool, pools, self._aliases(source))
+        self._put_cells(cells, self.regions, self.device)
+        for helper in self.helpers:
+            own = Cells.make(layouts, count, helper.pool)
+            self._put_cells(own, helper.places.regions, helper.device)
+        misses = np.arange(self.model.shape.entries + 1)
+        share = np.rint(misses * self.options.link_share).astype(np.int32)
+        staging.put(self.device, self.regions.at("share"), share.view(np.uint8))
+        staging.drain()
+        return self._seen_from(self.device, self.regions, self._dense), cells
+
+    def close(self) -> None:
+        """Give everything back. Nothing may be running. Calling it again does nothing."""
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
+        while self._streams:
+            self.runtime.destroy_stream(self._streams.pop())
+        self.held.close()
+
+    # parts of the steps
+
+    def _ready_staging(self) -> Staging:
+        assert self._staging is not None
+        return self._staging
+
+    def _new_stream(self, device: int) -> int:
+        stream = self.runtime.create_stream(device)
+        self._streams.append(stream)
+        return stream
+
+    def _settle(self, regions: Regions, device: int, stream: int, purpose: str) -> None:
+        """Give regions their memory, zeroed."""
+        regions.base = self.held.device(device, regions.nbytes, purpose)
+        self.runtime.fill(regions.base, 0, regions.nbytes, stream)
+        self.runtime.synchronize(stream)
+
+    def _slots(self, device: int, wish: Wish) -> SlotPool:
+        resident = self.resident
+        ranking = [e for e in self.order.ranking if e not in resident]
+        layouts = self.model.layouts
+        chosen = choose(self.runtime, self.ledger, device, ranking, layouts, wish)
+        try:
+            return make_slots(self.held, device, chosen, layouts)
+        except Refused as error:
+            auto = Wish("auto", wish.reserve, wish.flag)
+            fits = choose(self.runtime, self.ledger, device, ranking, layouts, auto)
+            raise Refused(
+                f"{wish.flag} {wish.amount} does not fit: {error.what}",
+                error.why,
+                f"ask for {len(fits)} experts or fewer, or for auto",
+            ) from error
+
+    def _fill(self, pool: SlotPool, source: Source, wish: Wish) -> bool:
+        """Fill a pool that was not yet; whether it was."""
+        label = f"{self.runtime.label}{pool.device}"
+        if label in self._filled:
+            return False
+        self._filled.add(label)
+        fill_slots(
+            pool,
+            self.model.layouts,
+            source,
+            self._ready_staging(),
+            self.order.progress,
+            f"filling the expert cache of {label}",
+        )
+        scarce = scarcity(self.runtime, pool.device, wish.flag) if pool.places else None
+        if scarce is not None:
+            self.degrade(scarce)
+        return True
+
+    def _helper(self, number: int) -> Helper:
+        device = self.options.helpers[number - 1]
+        stream = self._new_stream(device)
+        regions = helper_regions(self.model)
+        self._settle(regions, device, stream, "a helper's buffers")
+        pool = self._slots(device, self.options.helper_caches[number - 1])
+        places = self._seen_from(device, regions, {})
+        return Helper(self.runtime, number, device, stream, pool, places)
+
+    def _seen_from(self, device: int, regions: Regions, weights: dict[Weight, Dense]) -> Places:
+        alias = self.runtime.alias(self.exchange.address, device)
+        if alias is None:
+            raise Refused(
+                f"{self.runtime.label}{device} cannot address page-locked host memory",
+                "the driver gives no alias for what the host and the devices exchange",
+                "use another device, or --backend cpu",
+            )
+        return Places(regions, self.exchange, alias, weights)
+
+    def _put_cells(self, cells: Cells, regions: Regions, device: int) -> None:
+        for layer, table in cells.layers.items():
+            if f"cells {layer}" in regions:
+                target = regions.at(f"cells {layer}")
+                self._ready_staging().put(device, target, table.view(np.uint8).reshape(-1))
+
+    def _aliases(self, source: Source) -> Aliases:
+        """Experts that the first device can read over the link, where it is to read any."""
+        if not self.options.link_share or not isinstance(source, StableSource):
+            return {}
+        found = {}
+        resident = self.resident
+        for layer in self.model.layouts:
+            for index in range(self.model.experts):
+                expert = Expert(layer, index)
+                if expert in resident:
+                    continue
+                view = source.view(expert)
+                source.release(expert)
+                if view.alias is not None:
+                    gate, up, down = (view.alias + p - view.parts[0] for p in view.parts)
+                    found[expert] = (gate, up, down)
+        return found

@@ -1,0 +1,167 @@
+"""Rounds: graphs of one mode, and the schedule by which compiled code launches and awaits them.
+
+A round with other lanes is *stepped*: launch a segment, wait for its mail, let helpers and the CPU
+compute, launch the next one. All of it is one schedule of the CPU's pool, so nothing of it waits
+for the interpreter; only a source whose addresses hold for a layer at a time cuts it. A round
+without other lanes is one graph, launched and awaited by the calling thread alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from strata_core.kernels.cpu.hand_over import Clock, host_clock
+from strata_core.kernels.cpu.library import Library, Step
+from strata_core.kernels.cpu.pool import Phase, Schedule, StepCall, yield_function
+from strata_core.kernels.cpu.storage import Storage
+from strata_core.kernels.device.capture import capture, kernels_of
+from strata_core.kernels.device.cells import Cells
+from strata_core.kernels.device.exchange import word
+from strata_core.kernels.device.helper import Helper
+from strata_core.kernels.device.host_lane import HostLane
+from strata_core.kernels.device.lower import Lowering, Mode, Places, Segment
+from strata_core.kernels.device.workspace import Model
+from strata_core.runtime import Runtime
+
+
+@frozen(eq=False)
+class Part:
+    """A part of a round: the CPU's pool runs `schedule`, or the calling thread `steps`.
+
+    Before it the experts of routed layer `before` are acquired, where that is not None.
+    """
+
+    schedule: Schedule | None
+    steps: tuple[StepCall, ...]
+    before: int | None = None
+
+
+@frozen(eq=False)
+class Round:
+    """A mode, ready to run."""
+
+    parts: tuple[Part, ...]
+    graphs: tuple[int, ...]
+    dispatch: str
+
+
+@define(eq=False)
+class Hand:
+    """Makes the steps that launch and wait; `bound` is the most seconds that a wait takes.
+
+    `failure` is the cell that the first failure of a round is latched in.
+    """
+
+    library: Library
+    launcher: int
+    wanted: int
+    bound: float
+    failure: NDArray[np.int64]
+    _storage: Storage = field(factory=Storage, init=False)
+    _clock: Clock = field(factory=host_clock, init=False)
+
+    def launch(self, graph: int, stream: int, label: int) -> StepCall:
+        """Launch a graph."""
+        return self._step("launch", self.launcher, graph, stream, self._cell, label)
+
+    def wait(self, address: int, label: int) -> StepCall:
+        """Wait until the word at an address holds the number of the round."""
+        clock = self._clock
+        bound = int(self.bound * clock.ticks)
+        how = (bound, clock.function, clock.number, yield_function())
+        return self._step("wait", address, self.wanted, *how, self._cell, label)
+
+    @property
+    def _cell(self) -> int:
+        return int(self.failure.ctypes.data)
+
+    def _step(self, name: str, *args: int) -> StepCall:
+        address = self.library.address(Step(name))
+        return StepCall(address, self._storage.words(args), self._storage.words([1]))
+
+
+@define(eq=False)
+class Maker:
+    """Makes rounds for one bound model. `share_full`: the link takes every miss with an alias."""
+
+    runtime: Runtime
+    device: int
+    stream: int
+    model: Model
+    places: Places
+    cells: Cells
+    helpers: Sequence[Helper]
+    host: HostLane
+    hand: Hand
+    share_full: bool
+
+    def make(self, mode: Mode) -> Round:
+        """Lower, load, capture and lay out the schedule of a mode."""
+        shared = self.cells.shared_layers(link_takes_all=self.share_full)
+        segments = Lowering(self.model, self.places, mode, shared).lower()
+        graphs: list[int] = []
+        try:
+            for segment in segments:
+                self.runtime.load(self.device, kernels_of(segment.items))
+                graphs.append(capture(self.runtime, self.stream, segment.items))
+            parts = self._parts(segments, graphs, mode.tokens)
+        except BaseException:
+            for graph in graphs:
+                self.runtime.destroy_graph(graph)
+            raise
+        return Round(parts, tuple(graphs), "stepped" if shared else "device")
+
+    def _parts(self, segments: list[Segment], graphs: list[int], tokens: int) -> tuple[Part, ...]:
+        by_host = self.cells.host_layers(link_takes_all=self.share_full)
+        parts: list[Part] = []
+        phases: list[Phase] = []
+        steps: list[StepCall] = []
+        before: int | None = None
+        end = self.model.shape.layers
+        for segment, graph in zip(segments, graphs, strict=True):
+            label = end if segment.layer is None else self.model.routed.index(segment.layer)
+            steps += [self.hand.launch(graph, self.stream, label)]
+            steps += [self.hand.wait(self._word(label), label)]
+            if segment.layer is None:
+                break
+            awaited = self._start_helpers(segment.layer, label, tokens, steps)
+            if segment.layer in by_host:
+                if self.host.pausing:
+                    parts.append(_part(phases, steps, before))
+                    phases, steps, before = [], [], segment.layer
+                else:
+                    phases.append(Phase(tuple(steps), leader=True))
+                    steps = []
+                phases += self.host.phases(segment.layer, tokens)
+            steps += awaited
+        parts.append(_part(phases, steps, before))
+        return tuple(parts)
+
+    def _start_helpers(
+        self, layer: int, label: int, tokens: int, steps: list[StepCall]
+    ) -> list[StepCall]:
+        """Add the launches of the helpers that hold experts of a layer; the waits for them."""
+        awaited = []
+        for helper in self.helpers:
+            held = helper.layers()
+            if layer in held:
+                first = layer == next(n for n in self.model.routed if n in held)
+                graph = helper.graph(self.model, layer, tokens, first=first)
+                steps.append(self.hand.launch(graph, helper.stream, label))
+                awaited.append(self.hand.wait(self._word(label, helper.number), label))
+        return awaited
+
+    def _word(self, ordinal: int, helper: int = 0) -> int:
+        exchange = self.places.exchange
+        return exchange.rest.at("words") + word(exchange.shape, ordinal, helper)
+
+
+def _part(phases: list[Phase], steps: list[StepCall], before: int | None) -> Part:
+    if not phases:
+        return Part(None, tuple(steps), before)
+    last = [Phase(tuple(steps), leader=True)] if steps else []
+    return Part(Schedule.of([*phases, *last]), (), before)

@@ -1,0 +1,234 @@
+"""The part of a plan that is about devices: what lies in VRAM, what is page-locked, what RAM keeps.
+
+Pure arithmetic from what is known of the devices without opening one. Counts of experts are planned
+with the mean size of a blob; a start sizes its caches from what is really free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import floor
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from strata_core.plan.sizes import BASE_BYTES, Item, Sizes, Tier, gib
+from strata_core.runtime import Device
+
+if TYPE_CHECKING:
+    from strata_core.plan.plan import PlanRequest
+
+RESERVE_SHARE = 8
+"""Without a reserve that was named, caches leave at most this part of a device free."""
+
+
+@frozen(kw_only=True)
+class Accelerator:
+    """The devices to plan for, and what was asked of them. Sizes are bytes.
+
+    The first of `devices` computes the model, the others help. `budget` is the most to take of the
+    first; `reserve` what caches of the size auto leave free on each, None for the default.
+    `cache` is the number of experts that the first holds, `helpers` those of the others (missing:
+    none); None stands for auto. `pins` is what the driver is expected to page-lock (None: any
+    amount), `resident` the most RAM for experts that no device holds (None: any amount).
+    """
+
+    devices: tuple[Device, ...]
+    budget: int | None = None
+    reserve: int | None = None
+    cache: int | None = None
+    helpers: tuple[int | None, ...] = ()
+    pins: int | None = None
+    resident: int | None = None
+
+    def have(self, number: int) -> int:
+        """What may be taken of the device at `number`."""
+        total = self.devices[number].total
+        return total if number or self.budget is None else min(total, self.budget)
+
+    def kept(self, number: int) -> int:
+        """What choices left to Strata leave free of it."""
+        return default_reserve(self.devices[number].total) if self.reserve is None else self.reserve
+
+    def room(self, number: int) -> int:
+        """What choices left to Strata may take of it."""
+        free = self.devices[number].total - self.kept(number)
+        return max(0, min(self.have(number), free))
+
+
+def default_reserve(total: int) -> int:
+    """What caches leave free of a device with `total` bytes where nothing else was named."""
+    return min(700 << 20, total // RESERVE_SHARE)
+
+
+@frozen
+class Cache:
+    """Experts that a device is to hold."""
+
+    device: str
+    experts: int
+    nbytes: int
+
+
+@frozen(kw_only=True)
+class Layout:
+    """Where everything goes for one source and one context."""
+
+    vram: tuple[Tier, ...]
+    pinned: Tier
+    ram: tuple[Item, ...]
+    caches: tuple[Cache, ...]
+
+
+def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
+    """The tiers that devices lead to."""
+    accelerator, sizes = _accelerator(request), request.sizes
+    pinned = _embedding_pinned(accelerator, sizes)
+    counts = _counts(request, context)
+    names = [device.label for device in accelerator.devices]
+    caches = tuple(
+        Cache(name, count, sizes.blobs(count)) for name, count in zip(names, counts, strict=True)
+    )
+    host = _host_experts(accelerator, sizes, source, sum(counts))
+    return Layout(
+        vram=tuple(
+            _vram(request, number, cache, context)
+            for number, cache in enumerate(caches)
+            if number == 0 or cache.experts
+        ),
+        pinned=_pinned(accelerator, sizes, source, host),
+        ram=(
+            *((Item("experts", host),) if host else ()),
+            *((Item("token embedding", sizes.embedding),) if pinned else ()),
+            Item("small page-locked buffers", sizes.small),
+            Item("program", BASE_BYTES),
+        ),
+        caches=caches,
+    )
+
+
+def most_context(request: PlanRequest) -> tuple[int, str]:
+    """Tokens whose keys and values fit into VRAM beside the rest, and what they are told to fit in.
+
+    Beside a cache of the size auto they get half of what is left; negative where nothing is.
+    """
+    accelerator, sizes = _accelerator(request), request.sizes
+    label = accelerator.devices[0].label
+    left = accelerator.room(0) - _fixed(accelerator, sizes)
+    if accelerator.cache is None:
+        left, where = left // 2, f"half of what is left of {label}; the rest holds experts"
+    else:
+        left -= sizes.blobs(min(accelerator.cache, sizes.count))
+        where = f"what is left of {label}"
+    return left // max(1, sizes.kv_position), where
+
+
+def smaller(request: PlanRequest) -> Iterator[tuple[dict[str, int | str], PlanRequest]]:
+    """Flags that ask for less, with the request that they make, the smallest change first.
+
+    `request` names its source and its context; whether any of them fits is for the caller to see.
+    """
+    accelerator, sizes = _accelerator(request), request.sizes
+    context = request.context or 0
+    left = accelerator.have(0) - _fixed(accelerator, sizes)
+    caches = [accelerator.cache]
+    if accelerator.cache is not None:
+        fewer = sizes.fitting(left - sizes.kv_position * context)
+        caches += sorted({fewer, 0}, reverse=True)
+    for source in dict.fromkeys((request.source, "mmap")):
+        for cache in dict.fromkeys(caches):
+            room = left - sizes.blobs(min(cache or 0, sizes.count))
+            for length in (context, min(context, room // max(1, sizes.kv_position))):
+                flags: dict[str, int | str] = {}
+                if source != request.source:
+                    flags["--source"] = source or ""
+                if cache is not None and cache != accelerator.cache:
+                    flags["--expert-cache"] = cache
+                if length != context:
+                    flags["--max-context"] = length
+                if flags and length >= 1:
+                    less = evolve(accelerator, cache=cache)
+                    yield flags, evolve(request, source=source, context=length, accelerator=less)
+
+
+def _accelerator(request: PlanRequest) -> Accelerator:
+    assert request.accelerator is not None, "callers ask for devices where there are some"
+    return request.accelerator
+
+
+def _embedding_pinned(accelerator: Accelerator, sizes: Sizes) -> bool:
+    """Whether the token embedding is expected outside VRAM; a tied table never is."""
+    fits = accelerator.pins is None or sizes.embedding + sizes.small <= accelerator.pins
+    return bool(sizes.embedding) and fits
+
+
+def _fixed(accelerator: Accelerator, sizes: Sizes) -> int:
+    """What the first device holds whatever the context and the cache."""
+    apart = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
+    return sizes.dense - apart + sizes.workspace
+
+
+def _counts(request: PlanRequest, context: int) -> list[int]:
+    """Experts that each device is to hold, in the devices' order."""
+    accelerator, sizes = _accelerator(request), request.sizes
+    left = sizes.count
+    counts = []
+    for number, _ in enumerate(accelerator.devices):
+        wanted: int | None = accelerator.cache
+        taken = _fixed(accelerator, sizes) + sizes.kv_position * context
+        if number:
+            helpers = accelerator.helpers
+            wanted = helpers[number - 1] if number <= len(helpers) else 0
+            taken = sizes.helper_workspace
+        if wanted is None:
+            wanted = sizes.fitting(accelerator.room(number) - taken)
+        counts.append(max(0, min(wanted, left)))
+        left -= counts[-1]
+    return counts
+
+
+def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier:
+    accelerator, sizes = _accelerator(request), request.sizes
+    experts = (Item(f"{cache.experts} of {sizes.count} experts", cache.nbytes),)
+    if number:
+        items = (*experts, Item("working memory", sizes.helper_workspace))
+    else:
+        apart = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
+        items = (
+            Item("dense weights", sizes.dense - apart),
+            Item(f"keys and values of {context} tokens", sizes.kv_position * context),
+            Item("working memory", sizes.workspace),
+            *(experts if cache.experts else ()),
+        )
+    have, device = accelerator.have(number), accelerator.devices[number]
+    origin = f"of {gib(device.total)}; caches leave {gib(accelerator.kept(number))} free"
+    if not number and accelerator.budget is not None:
+        origin = f"--vram-budget {gib(accelerator.budget)}, {origin}"
+    return Tier(f"vram{number}", items, have, device.label, origin)
+
+
+def _host_experts(accelerator: Accelerator, sizes: Sizes, source: str, cached: int) -> int:
+    """Bytes of experts that the source keeps in RAM."""
+    if source == "arena":
+        return sizes.experts
+    if source != "sliced-pinned":
+        return 0
+    outside = sizes.blobs(sizes.count - cached)
+    return outside if accelerator.resident is None else min(outside, accelerator.resident)
+
+
+def _pinned(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> Tier:
+    """What is expected to be page-locked, and how the experts' memory is expected to be had."""
+    embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
+    items = [Item("small buffers", sizes.small)]
+    if embedding:
+        items.append(Item("token embedding", embedding))
+    if host and source in ("arena", "sliced-pinned"):
+        left = host if accelerator.pins is None else accelerator.pins - sizes.small - embedding
+        bulk = max(0, min(host, left))
+        path = 1 if bulk == host else 2 if bulk else 3
+        items.append(Item(f"{floor(100 * bulk / host)} % of the experts in RAM, path {path}", bulk))
+    need = sum(item.nbytes for item in items)
+    have = need if accelerator.pins is None else accelerator.pins
+    origin = "no limit is known" if accelerator.pins is None else "what the driver is known to lock"
+    return Tier("pinned", tuple(items), have, "", origin)

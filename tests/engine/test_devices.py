@@ -1,0 +1,98 @@
+"""What the settings ask of devices, held against those that a backend has."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata_core.api import make_plan
+from strata_core.builtin import strata_allocators, strata_backends
+from strata_core.config import resolve
+from strata_core.engine.devices import accelerator, used_devices, without_use
+from strata_core.errors import UsageError
+
+CPU, _, SIM = strata_backends()
+SIM_PINNED = next(record for record in strata_allocators() if record.name == "sim-pinned")
+
+
+def settings(**flags: object):
+    return resolve({key: str(value) for key, value in flags.items()}, {})
+
+
+def devices(**flags: object):
+    return SIM.devices(None, settings(**flags).options())
+
+
+@pytest.mark.parametrize(
+    ("asked", "labels"),
+    [
+        ({}, ["SIM0", "SIM1", "SIM2"]),
+        ({"device": "2,0"}, ["SIM2", "SIM0"]),
+        ({"device": "1"}, ["SIM1"]),
+    ],
+)
+def test_devices_are_used_in_the_order_that_names_them(asked, labels) -> None:
+    used = used_devices(settings(**asked), devices(sim_devices=3))
+    assert [device.label for device in used] == labels
+
+
+@pytest.mark.parametrize(
+    ("asked", "what", "why"),
+    [
+        ({"device": "0,3"}, "--device 3: there is no such device", "1 (SIM1)"),
+        ({"expert_cache_device2": 5}, "--expert-cache-device2 5 has no device", "SIM0, SIM1"),
+        ({"device": "1", "expert_cache_device1": "auto"}, "--expert-cache-device1 auto", "SIM1"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused(asked, what, why) -> None:
+    with pytest.raises(UsageError) as caught:
+        used_devices(settings(**asked), devices(sim_devices=2))
+    assert what in caught.value.what
+    assert why in caught.value.why
+    with pytest.raises(UsageError, match="no device"):
+        used_devices(settings(), ())
+
+
+def test_what_was_asked_reaches_the_planner(make_machine) -> None:
+    asked = settings(
+        sim_devices=2, sim_vram=0.5, sim_pin_budget=1, device="1,0", vram_budget=0.25,
+        vram_reserve_mib=10, expert_cache=7, expert_cache_device1="auto", resident_budget_gib=2,
+    )  # fmt: skip
+    plan = accelerator(asked, make_machine(), SIM, SIM_PINNED)
+    assert [device.label for device in plan.devices] == ["SIM1", "SIM0"]
+    assert (plan.budget, plan.reserve, plan.cache) == (1 << 28, 10 << 20, 7)
+    assert (plan.helpers, plan.resident) == ((None, 0, 0), 2 << 30)
+    assert 0 < plan.pins < 1 << 30  # what contexts take is not there for buffers
+    assert accelerator(settings(), make_machine(), CPU, SIM_PINNED) is None
+
+
+def test_a_flag_that_nobody_heeds_is_an_error() -> None:
+    for asked in ({"expert_cache": 5}, {"sim_vram": 1}, {"device": 0}):
+        with pytest.raises(UsageError, match="has no effect here"):
+            without_use(settings(**asked), CPU)
+        assert without_use(settings(**asked), SIM) == ()
+    with pytest.raises(UsageError, match=r"^argument|^expert_cache has no effect here"):
+        without_use(resolve({}, {}).with_arguments({"expert_cache": 5}), CPU)
+
+
+def test_a_variable_or_a_file_that_nobody_heeds_is_a_degradation(tmp_path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("vram_reserve_mib = 5\nexpert_profile = 'p'\n")
+    found = without_use(resolve({}, {"STRATA_SIM_VRAM": "1"}, file), CPU)
+    assert [item.what for item in found] == [
+        f"vram_reserve_mib (file {file}) has no effect",
+        "STRATA_SIM_VRAM (environment STRATA_SIM_VRAM) has no effect",
+    ]
+
+
+def test_the_demo_is_planned_for_simulated_devices(make_machine) -> None:
+    planned = make_plan(
+        "demo", None, make_machine(), backend="sim", sim_vram=0.02, sim_devices=2,
+        expert_cache_device1="auto",
+    )  # fmt: skip
+    chosen = {item.role: item.name for item in planned.selections}
+    assert chosen == {"backend": "sim", "allocator": "sim-pinned", "source": "arena"}
+    assert planned.plan.fits
+    first, helper = planned.plan.caches
+    assert 0 < first.experts < 192
+    assert first.experts + helper.experts == 192
+    assert [tier.name for tier in planned.plan.tiers] == ["vram0", "vram1", "pinned", "ram", "file"]
