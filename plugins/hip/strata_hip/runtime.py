@@ -257,9 +257,7 @@ class HipRuntime:
                 "the host's side lies in two registrations",
                 "this is an error in the engine; please report it",
             )
-        self._call(
-            verb, self._hip.hipMemcpyAsync, target, source, nbytes, _kind(self._hip), stream
-        )
+        self._call(verb, self._hip.hipMemcpyAsync, target, source, nbytes, _kind(self._hip), stream)
 
     def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
         """hipMemsetAsync."""
