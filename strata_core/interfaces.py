@@ -170,7 +170,7 @@ class AllocatorContext:
 
 @frozen(kw_only=True)
 class SourceContext:
-    """What a source is built from: the experts' places in the model's files, and host memory."""
+    """What a source is built from. `excluded`: on devices; `ranking`: all, most asked for first."""
 
     machine: Machine
     options: Mapping[str, Any]
@@ -178,6 +178,8 @@ class SourceContext:
     experts: ExpertFiles
     allocator: Allocator
     progress: Progress
+    excluded: frozenset[Expert] = frozenset()
+    ranking: tuple[Expert, ...] | None = None
 
 
 # --- experts -----------------------------------------------------------------------------------
@@ -347,9 +349,10 @@ class Allocator(Protocol):
         """Read once, before anything is placed."""
 
     def reserve(self, nbytes: int, cuts: Sequence[int], purpose: str) -> Region:
-        """Host memory of `nbytes`, page-aligned; spans may end only at the offsets in `cuts`.
+        """Host memory of `nbytes`, page-aligned.
 
-        Raises StrataError where not even pageable memory can be had; then nothing is held.
+        Spans end at offsets in `cuts`, moved up to a page, or where a limit or a refusal ends them.
+        Raises StrataError, holding nothing, where not even pageable memory can be had.
         """
 
     def release(self, region: Region) -> None:

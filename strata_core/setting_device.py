@@ -61,7 +61,7 @@ DEVICE_SETTINGS: tuple[Setting, ...] = (
         "integer",
         "device",
         "MiB of every device that caches of the size auto leave free. Default: 700, but at most "
-        "an eighth of the device's memory.",
+        "a twentieth of the device's memory.",
         high=_MOST_GIB,
     ),
     made(

@@ -12,15 +12,10 @@ from strata_core.cache.slots import fitting
 from strata_core.errors import Degradation
 from strata_core.interfaces import BlobLayout, Expert
 from strata_core.memory.ledger import Ledger, vram
+from strata_core.plan.devices import default_reserve
 from strata_core.runtime import Runtime
 
 MIB = 1 << 20
-RESERVE = 700 * MIB
-"""What `auto` leaves free unless --vram-reserve-mib says otherwise."""
-
-SMALL_SHARE = 20
-"""A device where RESERVE is more than this part of its memory keeps that part free instead."""
-
 SCARCE = 256 * MIB
 """Less free memory than this, or a fiftieth of a small device's, slows every phase down."""
 
@@ -64,7 +59,7 @@ def choose(
 
 def reserve_of(total: int, asked: int | None) -> int:
     """Bytes that `auto` leaves free on a device with `total` bytes."""
-    return min(RESERVE, total // SMALL_SHARE) if asked is None else asked
+    return default_reserve(total) if asked is None else asked
 
 
 def scarcity(runtime: Runtime, device: int, flag: str) -> Degradation | None:

@@ -53,23 +53,27 @@ def check_built(
         )
 
 
-def unmet_wishes(allocator: Allocator, name: str) -> tuple[Degradation, ...]:
-    """A degradation for each wish of the allocator's start policy that this version cannot meet.
-
-    Small pinned buffers come first by themselves: there are none yet. Raises PluginError where the
-    policy is none.
-    """
+def checked_policy(allocator: Allocator, name: str) -> StartPolicy:
+    """The allocator's start policy. Raises PluginError where it is none."""
     policy: object = allocator.start_policy
-    if not isinstance(policy, StartPolicy):
-        raise PluginError(
-            f"allocator {name!r} cannot be used",
-            f"its start_policy is a {type(policy).__name__}, not a StartPolicy",
-            "tell its authors, or choose another with --allocator",
-        )
+    if isinstance(policy, StartPolicy):
+        return policy
+    raise PluginError(
+        f"allocator {name!r} cannot be used",
+        f"its start_policy is a {type(policy).__name__}, not a StartPolicy",
+        "tell its authors, or choose another with --allocator",
+    )
+
+
+def unmet_wishes(policy: StartPolicy, name: str) -> tuple[Degradation, ...]:
+    """A degradation for each wish that a backend which places nothing step by step cannot meet.
+
+    Small pinned buffers come first by themselves: such a backend has none.
+    """
     plain = StartPolicy()
     wishes = {
         "contexts_first": ("devices' contexts before all else", "contexts open as they are needed"),
-        "pin_limit": (f"a limit of {policy.pin_limit} pinned bytes", "no part counts pinned bytes"),
+        "pin_limit": (f"a limit of {policy.pin_limit} pinned bytes", "it counts no pinned bytes"),
         "embedding": (
             f"the token embedding in {policy.embedding} memory",
             "it is placed with the other dense weights",
@@ -77,10 +81,10 @@ def unmet_wishes(allocator: Allocator, name: str) -> tuple[Degradation, ...]:
     }
     return tuple(
         Degradation(
-            what=f"allocator {name} asks for {wish}, which this version does not do",
+            what=f"allocator {name} asks for {wish}, which this backend does not do",
             why=instead,
             cost="a driver that grants little pinned memory may refuse a later part of the start",
-            remedy="choose another with --allocator if the start fails, or a later version",
+            remedy="choose another with --allocator if the start fails, or another --backend",
         )
         for field, (wish, instead) in wishes.items()
         if getattr(policy, field) != getattr(plain, field)

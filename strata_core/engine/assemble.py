@@ -12,9 +12,12 @@ from typing import Any, TypeVar
 
 from attrs import frozen
 
-from strata_core.engine.able import check_built, unmet_wishes
+from strata_core.config import cache_folder
+from strata_core.engine.able import check_built, checked_policy, unmet_wishes
 from strata_core.engine.loop import Engine
 from strata_core.engine.prepare import Prepared
+from strata_core.engine.start.run import DeviceStart, StartRequest
+from strata_core.engine.start.staged import StagedBackend
 from strata_core.errors import Degradations, PluginError, StrataError
 from strata_core.interfaces import (
     Allocator,
@@ -22,10 +25,12 @@ from strata_core.interfaces import (
     Backend,
     BackendContext,
     Executor,
+    Expert,
     Progress,
     Role,
     Source,
     SourceContext,
+    StartPolicy,
 )
 from strata_core.plan.explain import does_not_fit
 from strata_core.plugins import Offer
@@ -73,12 +78,14 @@ def start(
         )
         allocator = _build_allocator(prepared, backend, degradations)
         parts.callback(allocator.close)
-        for item in unmet_wishes(allocator, prepared.allocator.name):
-            degradations.report(item)
-        source = _build_source(prepared, allocator, degradations, progress)
-        parts.callback(source.close)
-        executor = _bind(prepared, backend, source, progress)
-        parts.callback(executor.close)
+        policy = checked_policy(allocator, prepared.allocator.name)
+        parts_made = _Parts(prepared, backend, allocator, degradations, progress)
+        if isinstance(backend, StagedBackend):
+            executor = parts_made.on_devices(backend, policy, parts)
+        else:
+            for item in unmet_wishes(policy, prepared.allocator.name):
+                degradations.report(item)
+            executor = parts_made.on_host(parts)
         engine = Engine(
             executor=executor,
             limits=prepared.limits,
@@ -111,35 +118,78 @@ def _build_allocator(prepared: Prepared, backend: Backend, degradations: Degrada
     return _made("allocator", offer, lambda: offer.record.build(context))
 
 
-def _build_source(
-    prepared: Prepared, allocator: Allocator, degradations: Degradations, progress: Progress
-) -> Source:
-    offer = prepared.catalogue.source(prepared.source.name)
-    context = SourceContext(
-        machine=prepared.machine,
-        options=prepared.settings.options(),
-        degrade=degradations.report,
-        experts=prepared.checkpoint.experts,
-        allocator=allocator,
-        progress=progress,
-    )
-    return _made("source", offer, lambda: offer.record.build(context))
+@frozen(eq=False)
+class _Parts:
+    """Builds the source and binds the executor, once backend and allocator are there."""
 
+    prepared: Prepared
+    backend: Backend
+    allocator: Allocator
+    degradations: Degradations
+    progress: Progress
 
-def _bind(prepared: Prepared, backend: Backend, source: Source, progress: Progress) -> Executor:
-    offer = prepared.catalogue.backend(prepared.backend.name)
-    return _made(
-        "backend",
-        offer,
-        lambda: backend.bind(
-            prepared.program,
-            prepared.checkpoint,
-            prepared.checkpoint.experts,
-            source,
-            prepared.limits,
-            progress,
-        ),
-    )
+    def on_host(self, parts: ExitStack) -> Executor:
+        """One after the other."""
+        source = self.source(frozenset())
+        parts.callback(source.close)
+        executor = self.bind(source)
+        parts.callback(executor.close)
+        return executor
+
+    def on_devices(self, backend: StagedBackend, policy: StartPolicy, parts: ExitStack) -> Executor:
+        """In the phases of `engine.start`."""
+        prepared = self.prepared
+        request = StartRequest(
+            machine=prepared.machine,
+            backend=backend,
+            allocator=self.allocator,
+            policy=policy,
+            early=prepared.settings.early_remote_contexts,
+            memory_folder=prepared.settings.cache_dir or cache_folder(),
+            prepare=lambda: backend.prepare(
+                prepared.program,
+                prepared.checkpoint,
+                prepared.checkpoint.experts,
+                prepared.limits,
+                self.progress,
+                prepared.ranking,
+            ),
+            make_source=self.source,
+            bind=self.bind,
+        )
+        return DeviceStart(request, parts).run()
+
+    def source(self, excluded: frozenset[Expert]) -> Source:
+        """The source, for experts of which devices hold those that are `excluded`."""
+        prepared = self.prepared
+        offer = prepared.catalogue.source(prepared.source.name)
+        context = SourceContext(
+            machine=prepared.machine,
+            options=prepared.settings.options(),
+            degrade=self.degradations.report,
+            experts=prepared.checkpoint.experts,
+            allocator=self.allocator,
+            progress=self.progress,
+            excluded=excluded,
+            ranking=prepared.ranking,
+        )
+        return _made("source", offer, lambda: offer.record.build(context))
+
+    def bind(self, source: Source) -> Executor:
+        """The program, made runnable."""
+        prepared = self.prepared
+        return _made(
+            "backend",
+            prepared.catalogue.backend(prepared.backend.name),
+            lambda: self.backend.bind(
+                prepared.program,
+                prepared.checkpoint,
+                prepared.checkpoint.experts,
+                source,
+                prepared.limits,
+                self.progress,
+            ),
+        )
 
 
 def _made(role: Role, offer: Offer[Any], make: Callable[[], _Made]) -> _Made:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import floor, prod
 
-from attrs import evolve, frozen
+from attrs import asdict, evolve, frozen
 
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv
 from strata_core.engine.devices import accelerator, without_use
 from strata_core.errors import Degradation, UsageError
-from strata_core.interfaces import Capabilities, Limits
+from strata_core.interfaces import Capabilities, Expert, Limits
 from strata_core.kernels.kv import kv_bytes
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
@@ -38,7 +38,10 @@ WINDOW_LOGITS = 64
 
 @frozen(eq=False, kw_only=True)
 class Prepared:
-    """What was decided, each decision with its reason; `degradations` is what it makes worse."""
+    """What was decided, each decision with its reason; `degradations` is what it makes worse.
+
+    `ranking` orders all experts, the most asked for first; None without a profile.
+    """
 
     checkpoint: Checkpoint
     settings: Settings
@@ -51,6 +54,7 @@ class Prepared:
     limits: Limits
     plan: Plan
     degradations: tuple[Degradation, ...]
+    ranking: tuple[Expert, ...] | None = None
 
     @property
     def selections(self) -> tuple[Selection, ...]:
@@ -78,6 +82,8 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     check_weight_types(checkpoint, capabilities, backend.name)
     program = build_program(checkpoint.hyper)
     sizes = _sizes(checkpoint, program, capabilities, kv_type)
+    if devices is not None:
+        sizes = _on_devices(checkpoint, program, sizes, kv_type, settings.max_context)
     choice = select_source(
         found.sources, found.broken, probes["source"], settings.source, checkpoint.form
     )
@@ -126,7 +132,6 @@ def _sizes(
         "logits": WINDOW_LOGITS,
     }
     layouts = checkpoint.experts.layouts.values()
-    embedding = checkpoint.tensor("token_embedding", None).nbytes
     expert = max(map(capabilities.expert_bytes, layouts)) if capabilities.expert_bytes else 0
     return Sizes(
         dense=dense,
@@ -134,18 +139,24 @@ def _sizes(
         kv_position=kv_bytes(kv_type, program.kv_layers, program.kv_width),
         workspace=expert + sum(4 * b.width * rows[b.rows] for b in program.buffers),
         count=checkpoint.experts.count * len(layouts),
-        embedding=0 if checkpoint.hyper.tied else embedding,
-        **_exchanged(program),
     )
 
 
-def _exchanged(program: Program) -> dict[str, int]:
-    """What passes between devices and the host in a window, and what a helper works in."""
-    picks = WINDOW_TOKENS * program.top_k
-    width = max((b.width for b in program.buffers if b.rows == "pick"), default=0)
-    logits = WINDOW_LOGITS * program.vocabulary
-    handed = 4 * width * (WINDOW_TOKENS + picks)
-    return {"small": handed + 4 * logits, "helper_workspace": 2 * handed}
+def _on_devices(
+    checkpoint: Checkpoint, program: Program, sizes: Sizes, kv_type: str, context: int | None
+) -> Sizes:
+    """The same where a model lies on devices, whose windows are smaller."""
+    from strata_core.kernels.device.sizes import StoredWeight, device_sizes
+
+    stored = {}
+    for weight in program.weights():
+        tensor = checkpoint.tensor(weight.role, weight.layer)
+        stored[weight] = StoredWeight(tensor.type.name, tensor.shape, tensor.nbytes)
+    length = context or checkpoint.hyper.context
+    limits = Limits(WINDOW_TOKENS, WINDOW_LOGITS, length, kv_type)
+    experts = checkpoint.experts
+    found = device_sizes(program, stored, experts.layouts, experts.count, limits)
+    return evolve(sizes, **asdict(found))
 
 
 @frozen

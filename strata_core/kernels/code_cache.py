@@ -1,8 +1,7 @@
-"""A folder of compiled kernels: what was compiled once is read at the next start.
+"""Compiled code on disk, under names that are hashes of all that decides what it is.
 
-The name of an entry is a hash of everything that decides what it holds, so an entry never goes
-stale. Entries are written to a temporary name and renamed, so readers see whole files; a damaged
-one is noticed by its checksum and made again.
+Entries are written to a temporary name and renamed, so readers see whole files; a damaged one is
+noticed by its checksum and made again. Nothing is ever removed or replaced by other contents.
 """
 
 from __future__ import annotations
@@ -16,41 +15,41 @@ from pathlib import Path
 
 from strata_core.errors import Degradation
 
-Report = Callable[[Degradation], None]
-
-
-def key_of(*parts: str) -> str:
-    """The name of an entry, from all that decides what it holds."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+DIGEST = hashlib.sha256
 
 
 class CodeCache:
-    """Entries by key; `folder` None keeps nothing. Threads and processes may share a folder.
+    """A folder of compiled code; None is no cache. Any process may use the folder at any time.
 
-    A folder that cannot be read or written is reported once to `degrade`; everything still works.
+    One that cannot be read or written is reported once to `degrade`; then nothing is kept.
     """
 
-    def __init__(self, folder: Path | None, degrade: Report, suffix: str = ".o") -> None:
+    def __init__(self, folder: Path | None, degrade: Callable[[Degradation], None]) -> None:
         self._folder = folder
         self._degrade = degrade
-        self._suffix = suffix
+
+    @staticmethod
+    def key(*parts: str) -> str:
+        """The name of what `parts` decide."""
+        return DIGEST("\0".join(parts).encode()).hexdigest()[:40]
 
     def read(self, key: str) -> bytes | None:
-        """What was written under a key; None where nothing sound is there."""
+        """The code of that name; None where there is none, or a damaged one."""
         if self._folder is None:
             return None
         try:
-            data = (self._folder / f"{key}{self._suffix}").read_bytes()
+            data = (self._folder / f"{key}.o").read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             self._give_up(error)
             return None
-        digest, body = data[:32], data[32:]
-        return body if hashlib.sha256(body).digest() == digest else None
+        size = DIGEST().digest_size
+        digest, body = data[:size], data[size:]
+        return body if DIGEST(body).digest() == digest else None
 
-    def write(self, key: str, body: bytes) -> None:
-        """Keep `body` under a key."""
+    def write(self, key: str, code: bytes) -> None:
+        """Keep code under a name."""
         if self._folder is None:
             return
         try:
@@ -58,8 +57,8 @@ class CodeCache:
             handle, temporary = tempfile.mkstemp(dir=self._folder)
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(hashlib.sha256(body).digest() + body)
-                Path(temporary).replace(self._folder / f"{key}{self._suffix}")
+                    file.write(DIGEST(code).digest() + code)
+                Path(temporary).replace(self._folder / f"{key}.o")
             except OSError:
                 with contextlib.suppress(OSError):
                     Path(temporary).unlink()

@@ -48,7 +48,7 @@ class PinnedAllocator:
 
     `host` says who is asked; `names` are the product names of the devices in use. What is
     page-locked is claimed in the ledger, whose pool `pinned` gets its limit here: when the
-    allocator is made, and anew for each region that has a limit.
+    allocator is made, and anew for each region that has a limit. `threads` populate memory.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class PinnedAllocator:
         *,
         policy: StartPolicy = POLICY,
         names: Sequence[str] = (),
-        threads: int | None = None,
+        threads: int = 1,
     ) -> None:
         self._host, self._settings, self._degrade = host, settings, degrade
         self._policy, self._names = policy, tuple(names)
-        self._threads = threads or populate_threads()
+        self._threads = threads
         self._held: dict[int, Preparation] = {}
         self._lock = Lock()
         self._set_limit("machine")
@@ -185,4 +185,5 @@ def build(context: AllocatorContext, policy: StartPolicy = POLICY) -> Allocator:
         context.degrade,
         policy=policy,
         names=[found.name for found in runtime.devices()],
+        threads=populate_threads(context.machine),
     )

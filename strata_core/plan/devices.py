@@ -18,7 +18,7 @@ from strata_core.runtime import Device
 if TYPE_CHECKING:
     from strata_core.plan.plan import PlanRequest
 
-RESERVE_SHARE = 8
+RESERVE_SHARE = 20
 """Without a reserve that was named, caches leave at most this part of a device free."""
 
 

@@ -1,9 +1,14 @@
-"""The resident arena: every expert copied once into host memory, then served from there."""
+"""The resident arena: experts copied once into host memory, then served from there.
+
+Where the allocator page-locks memory, each layer begins on a page and is a slice of its own, and
+layers are read in while later ones are still being made ready.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +18,7 @@ from strata_core.checkpoint.scales import check_scales
 from strata_core.errors import StrataError
 from strata_core.interfaces import (
     Allocator,
+    BlobLayout,
     Expert,
     ExpertFiles,
     Piece,
@@ -23,6 +29,9 @@ from strata_core.interfaces import (
     View,
 )
 from strata_core.memory.address import bytes_at
+from strata_core.memory.preparing import Prepared, prepare
+from strata_core.memory.rules import ARENA
+from strata_core.memory.spans import reach
 from strata_core.pack.reads import ReadCheck
 
 BLOB_ALIGNMENT = 64
@@ -33,7 +42,11 @@ READERS = 4
 
 
 class Arena:
-    """All blobs in one region, layer by layer; views are stable until `close`."""
+    """Blobs in one region, layer by layer; views are stable until `close`.
+
+    `held` are the experts that it keeps, by default all; it has no others. `purpose` is what its
+    memory is reserved for.
+    """
 
     def __init__(
         self,
@@ -41,17 +54,18 @@ class Arena:
         allocator: Allocator,
         progress: Progress,
         check: ReadCheck | None = None,
+        *,
+        held: Collection[Expert] | None = None,
+        purpose: str = ARENA,
     ) -> None:
         self._experts = experts
         self._check = check
-        self._allocator = allocator
-        self._starts = _starts(experts)
-        total = sum(experts.layouts[layer].nbytes * experts.count for layer in experts.layouts)
-        self._region: Region | None = allocator.reserve(
-            _end(experts, self._starts), sorted(self._starts.values()), "the experts"
-        )
+        self._region: Region | None = None
+        self._starts, cuts, end = _starts(experts, held)
+        self._memory: Prepared | None = prepare(allocator, end, cuts, purpose)
         try:
-            self._fill(total, progress)
+            self._fill(sum(experts.layouts[each.layer].nbytes for each in self._starts), progress)
+            self._region = self._memory.region()
         except BaseException:
             self.close()
             raise
@@ -71,9 +85,12 @@ class Arena:
             progress.done()
 
     def _fill_layer(self, layer: int, progress: Progress) -> None:
+        layout = self._experts.layouts[layer]
         for index in range(self._experts.count):
             expert = Expert(layer, index)
-            layout = self._experts.layouts[layer]
+            if self._memory is None or expert not in self._starts:
+                continue
+            self._memory.wait(self._starts[expert], layout.nbytes)
             target = bytes_at(self._address(expert), layout.nbytes).data
             self._read(expert, target)
             if self._check is not None:
@@ -89,7 +106,7 @@ class Arena:
             read_piece(piece, target[part.offset : part.offset + part.nbytes], expert)
 
     def _address(self, expert: Expert) -> int:
-        if self._region is None:
+        if self._memory is None:
             raise StrataError(f"{expert} was asked for after the arena was closed")
         start = self._starts.get(expert)
         if start is None:
@@ -98,16 +115,23 @@ class Arena:
                 f"{self._experts.count} experts in each of {len(self._experts.layouts)} layers",
                 "this is an error in the caller; please report it",
             )
-        return self._region.address + start
+        return self._memory.address + start
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
         """Nothing to do: everything is in memory."""
 
     def view(self, expert: Expert) -> View:
-        """The blob's place in the arena."""
+        """The blob's place in the arena; devices reach it where one span holds it whole."""
         start = self._address(expert)
-        gate, up, down = self._experts.layouts[expert.layer].parts
-        return View((start + gate.offset, start + up.offset, start + down.offset), in_ram=True)
+        layout = self._experts.layouts[expert.layer]
+        gate, up, down = layout.parts
+        dma, alias = False, None
+        if self._region is not None:
+            dma, alias = reach(self._region, start, layout.nbytes)
+        if alias is not None:
+            alias += gate.offset
+        parts = (start + gate.offset, start + up.offset, start + down.offset)
+        return View(parts, in_ram=True, dma=dma, alias=alias)
 
     def addresses(self, layer: int) -> NDArray[np.uint64]:
         """Every expert's addresses; they hold until `close`."""
@@ -124,25 +148,33 @@ class Arena:
         """Nothing to do: a blob stays where it is."""
 
     def close(self) -> None:
-        """Give the region back."""
-        region, self._region = self._region, None
-        if region is not None:
-            self._allocator.release(region)
+        """Give the memory back."""
+        memory, self._memory, self._region = self._memory, None, None
+        if memory is not None:
+            memory.close()
 
 
-def _starts(experts: ExpertFiles) -> dict[Expert, int]:
+def _starts(
+    experts: ExpertFiles, held: Collection[Expert] | None
+) -> tuple[dict[Expert, int], list[int], int]:
+    """Where blobs begin, where layers begin, and where all of it ends."""
     starts: dict[Expert, int] = {}
+    cuts: list[int] = []
     end = 0
     for layer, layout in experts.layouts.items():
+        end = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        cuts.append(end)
         for index in range(experts.count):
-            starts[Expert(layer, index)] = end
-            end += -(-layout.nbytes // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
-    return starts
+            expert = Expert(layer, index)
+            if held is None or expert in held:
+                starts[expert] = end
+                end += stride(layout)
+    return starts, cuts, end
 
 
-def _end(experts: ExpertFiles, starts: dict[Expert, int]) -> int:
-    last, start = max(starts.items(), key=lambda item: item[1])
-    return start + experts.layouts[last.layer].nbytes
+def stride(layout: BlobLayout) -> int:
+    """Bytes from one blob's start to the next one's."""
+    return -(-layout.nbytes // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
 
 
 def read_piece(piece: Piece, target: memoryview, expert: Expert) -> None:

@@ -38,10 +38,15 @@ def pins(options: Mapping[str, Any]) -> int | None:
     return max(0, hardware.pin_budget - hardware.context_pins * len(hardware.vram))
 
 
-def build(context: BackendContext) -> Backend:
-    """The backend of the record `sim`."""
+def build(context: BackendContext, **machine: Any) -> Backend:
+    """The backend of the record `sim`; tests give `machine` what `sim_runtime` takes besides."""
+    from strata_core.kernels.cpu.backend import compiler_of
+    from strata_core.kernels.cpu.library import Library
     from strata_core.kernels.device.backend import DeviceBackend
     from strata_core.testing.sim import sim_runtime
-    from strata_core.testing.sim.host_kernels import HOST_KERNELS
+    from strata_core.testing.sim.host_kernels import HostKernels, pointers
 
-    return DeviceBackend(sim_runtime(context.options, host_kernels=HOST_KERNELS), context)
+    library = Library(compiler_of(context))
+    kernels = HostKernels(library).mapping()
+    runtime = sim_runtime(context.options, host_kernels=kernels, pointers=pointers, **machine)
+    return DeviceBackend(runtime, context, library=library)

@@ -109,7 +109,7 @@ def test_wishes_that_cannot_be_met_are_reported(policy, asked, built) -> None:
     with strata_core.load("demo", backend="reference") as model:
         reported = list(model.degradations)
     assert [item.what for item in reported] == [
-        f"allocator host asks for {wish}, which this version does not do" for wish in asked
+        f"allocator host asks for {wish}, which this backend does not do" for wish in asked
     ]
     assert all(all(item.as_json().values()) for item in reported)
 

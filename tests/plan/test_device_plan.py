@@ -165,7 +165,7 @@ def test_the_reserve_is_left_by_choices_and_taken_by_what_was_named() -> None:
 
 def test_the_default_reserve_leaves_small_devices_usable() -> None:
     assert default_reserve(24 << 30) == 700 * MIB
-    assert default_reserve(800 * MIB) == 100 * MIB
+    assert default_reserve(800 * MIB) == 40 * MIB
 
 
 def test_a_helper_without_experts_is_reported() -> None:

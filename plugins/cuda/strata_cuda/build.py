@@ -16,6 +16,6 @@ def runtime_of(context: BackendContext) -> CudaRuntime:
     """A runtime whose kernels are kept in the cache that the context names. Raises DeviceError."""
     named = context.options.get("cache_dir")
     folder = Path(named) if named else cache_folder()
-    cache = CodeCache(folder and folder / "kernels", context.degrade, ".cubin")
+    cache = CodeCache(folder and folder / "kernels", context.degrade)
     binding = load_binding(context.machine.os)
     return CudaRuntime(binding, Compiler(binding, cache))

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from strata_core.errors import DeviceError
-from strata_core.kernels.code_cache import CodeCache, key_of
+from strata_core.kernels.code_cache import CodeCache
 from strata_core.kernels.device.sources import Source, source_of
 from strata_core.runtime import KernelKey
 from strata_cuda.binding import REPORT, Binding
@@ -54,7 +54,7 @@ class Compiler:
         source = source_of(key)
         version, known = self._known()
         target = target_of(architecture, known)
-        name = key_of(source.text, source.name, target, version, *OPTIONS)
+        name = CodeCache.key("cuda", source.text, source.name, target, version, *OPTIONS)
         code = self._cache.read(name) if self._cache else None
         if code is None:
             code = self._compile(source, target)

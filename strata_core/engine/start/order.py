@@ -17,6 +17,7 @@ Phase = Literal[
     "small pins",
     "dense weights",
     "embedding",
+    "slots",
     "bulk",
     "expert cache",
     "helper caches",
@@ -28,6 +29,7 @@ DOING: dict[Phase, str] = {
     "small pins": "taking the small page-locked buffers",
     "dense weights": "placing the dense weights on {devices}",
     "embedding": "placing the token embedding",
+    "slots": "taking the slots of {devices}",
     "bulk": "getting host memory for the experts",
     "expert cache": "filling the expert cache of {devices}",
     "helper caches": "filling the expert caches of {devices}",
@@ -48,16 +50,19 @@ def start_order(policy: StartPolicy, early: bool | None, helpers: int) -> tuple[
     """The steps of a start with this many helpers, in order.
 
     `early` is STRATA_EARLY_REMOTE_CONTEXTS; None leaves it to the policy. Without it the first
-    helper's context comes with the first device's, the others' when their caches are filled.
+    helper's context comes with the first device's, the others' when their caches are filled. Slots
+    are taken before the bulk where the small buffers are, so that the bulk can leave out what they
+    will hold.
     """
     first = policy.contexts_first if early is None else early
     numbers = tuple(range(1, helpers + 1))
     at_once = numbers if first else numbers[:1]
     late = tuple(number for number in numbers if number not in at_once)
     small = Step("small pins", (0, *numbers))
-    bulk = [Step("dense weights"), Step("embedding"), Step("bulk")]
+    placed = [Step("dense weights"), Step("embedding"), Step("slots", (0, *at_once))]
     steps = [Step("contexts", (0,)), *(Step("contexts", (number,)) for number in at_once)]
-    steps += [small, *bulk] if policy.small_pins_first else [*bulk, small]
+    bulk = Step("bulk")
+    steps += [small, *placed, bulk] if policy.small_pins_first else [bulk, small, *placed]
     steps.append(Step("expert cache"))
     steps += [Step("contexts", (number,)) for number in late]
     if numbers:

@@ -19,9 +19,8 @@ from strata_core.interfaces import (
     Source,
     Weights,
 )
-from strata_core.kernels.code_cache import Report
 from strata_core.kernels.cpu.executor import CpuExecutor
-from strata_core.kernels.cpu.jit import Compiler
+from strata_core.kernels.cpu.jit import Compiler, Report
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.cpu.target import Target, host_target

@@ -16,8 +16,11 @@ import llvmlite.binding as llvm
 from attrs import frozen
 from llvmlite import ir
 
-from strata_core.kernels.code_cache import CodeCache, Report, key_of
+from strata_core.errors import Degradation
+from strata_core.kernels.code_cache import CodeCache
 from strata_core.kernels.cpu.target import Target
+
+Report = Callable[[Degradation], None]
 
 
 @frozen(eq=False)
@@ -85,7 +88,7 @@ class Compiler:
     def _key(self, identity: str) -> str:
         target = self.target
         parts = (identity, target.variant, target.triple, target.cpu, target.feature_string)
-        return key_of(*parts, llvmlite.__version__, sources_hash())
+        return CodeCache.key(*parts, llvmlite.__version__, sources_hash())
 
 
 @cache

@@ -171,26 +171,31 @@ class Placement:
         assert self.pool is not None
         self._fill(self.pool, source, self.options.cache)
 
-    def make_helpers(self) -> None:
-        """Take slots and workspace of every helper, empty. Raises Refused."""
+    def make_helpers(self, devices: Sequence[int] | None = None) -> None:
+        """Take slots and workspace of helpers, empty: of those on `devices` (None: of all).
+
+        Raises Refused.
+        """
         self.make_cache()
         made = {helper.number for helper in self.helpers}
         for number in self.options.wanted_helpers:
-            if number not in made:
+            wanted = devices is None or self.options.helpers[number - 1] in devices
+            if wanted and number not in made:
                 self.helpers.append(self._helper(number))
 
     def fill_helpers(self, source: Source) -> None:
         """Read the next best experts into the helpers' slots. Raises Refused, StrataError."""
         self.make_helpers()
         for helper in self.helpers:
-            self._fill(helper.pool, source, self.options.helper_caches[helper.number - 1])
-            label = f"{self.runtime.label}{helper.device}"
-            count, gib = len(helper.pool.places), helper.pool.nbytes / 2**30
+            wish = self.options.helper_caches[helper.number - 1]
+            if not self._fill(helper.pool, source, wish):
+                continue
             _log.info(
-                "%s: %d additional experts, %.2f GiB; results return through pinned host rows",
-                label,
-                count,
-                gib,
+                "%s%d: %d additional experts, %.2f GiB; results return through pinned host rows",
+                self.runtime.label,
+                helper.device,
+                len(helper.pool.places),
+                helper.pool.nbytes / 2**30,
             )
 
     def places(self, source: Source) -> tuple[Places, Cells]:
@@ -252,10 +257,11 @@ class Placement:
                 f"ask for {len(fits)} experts or fewer, or for auto",
             ) from error
 
-    def _fill(self, pool: SlotPool, source: Source, wish: Wish) -> None:
+    def _fill(self, pool: SlotPool, source: Source, wish: Wish) -> bool:
+        """Fill a pool that was not yet; whether it was."""
         label = f"{self.runtime.label}{pool.device}"
         if label in self._filled:
-            return
+            return False
         self._filled.add(label)
         fill_slots(
             pool,
@@ -268,6 +274,7 @@ class Placement:
         scarce = scarcity(self.runtime, pool.device, wish.flag) if pool.places else None
         if scarce is not None:
             self.degrade(scarce)
+        return True
 
     def _helper(self, number: int) -> Helper:
         device = self.options.helpers[number - 1]

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Protocol
 
 from attrs import frozen
 
+from strata_core.machine import Machine
 from strata_core.memory.address import bytes_at
 
 HUGE = 2 << 20
@@ -95,13 +95,10 @@ def system_memory() -> SystemMemory:
     return PosixMemory()
 
 
-def populate_threads() -> int:
+def populate_threads(machine: Machine) -> int:
     """Threads that populate at once: more than eight are no faster, and one core stays free."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        cores = os.cpu_count() or 1
-    return max(1, min(8, cores - 1))
+    granted = machine.cpu_quota or float(machine.logical_cores)
+    return max(1, min(8, int(min(granted, machine.logical_cores)) - 1))
 
 
 def touch(address: int, nbytes: int, page: int) -> None:

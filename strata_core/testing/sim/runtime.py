@@ -125,10 +125,9 @@ class SimRuntime(WorkVerbs):
             try:
                 self.enter("graph_launcher")
                 self.account.launcher_calls += 1
-                self.run_graph(graph or 0, stream or 0, "graph_launcher")
+                with self.recorded():
+                    self.run_graph(graph or 0, stream or 0, "graph_launcher")
             except BaseException as error:  # noqa: BLE001  nothing can be raised into compiled code
-                if isinstance(error, DeviceError):
-                    self.note_breach(error)
                 self.keep_for_next(error)
                 return 1
             return 0

@@ -56,18 +56,22 @@ Recorded = Copy | Fill | Launch
 
 @define(eq=False)
 class Stream:
-    """Work in order. `recorded` is what a capture has so far, None outside one."""
+    """Work in order. `recorded` is what a capture has so far, None outside one.
+
+    `clock` tells per stream the last number of work there that is done before what comes next here.
+    """
 
     handle: int
     device: int
     name: str
     queue: deque[Work] = field(factory=deque)
     recorded: list[Recorded] | None = None
+    clock: dict[int, int] = field(factory=dict)
 
 
 @define(eq=False)
 class Work:
-    """A piece of work, an event's mark (`perform` does nothing), or a wait (`needs` is a mark)."""
+    """A piece of work, a mark of an event (with its stream's clock), or a wait for a mark."""
 
     what: str
     stream: Stream
@@ -77,6 +81,7 @@ class Work:
     graph: int | None = None
     number: int = 0
     done: bool = False
+    clock: dict[int, int] = field(factory=dict)
 
 
 @define(eq=False)
@@ -154,9 +159,15 @@ class Queues:
         """Queue work; refused where it collides with work that it is not ordered behind."""
         if work.uses:
             self._check_order(work)
-        work.number = next(self._numbers)
-        work.stream.queue.append(work)
-        self.settle(work.stream)
+        stream = work.stream
+        work.number = stream.clock[stream.handle] = next(self._numbers)
+        if work.needs is not None:
+            for handle, number in work.needs.clock.items():
+                stream.clock[handle] = max(number, stream.clock.get(handle, 0))
+        elif work.perform is None:
+            work.clock = dict(stream.clock)
+        stream.queue.append(work)
+        self.settle(stream)
 
     def settle(self, stream: Stream) -> None:
         """Take marks and waits with nothing left to wait for off the head of a queue."""
@@ -204,32 +215,19 @@ class Queues:
         """Refuse a use of memory that collides with anything queued."""
         for work in self.queued():
             if any(use.collides(other) for other in work.uses):
-                raise _collision(what, work)
+                raise _collision(what, use, work)
 
     def _check_order(self, work: Work) -> None:
-        behind: dict[int, int] | None = None
         for stream in self.streams.values():
             if stream is work.stream:
                 continue
-            for other in stream.queue:
-                if any(a.collides(b) for a in work.uses for b in other.uses):
-                    if behind is None:
-                        behind = self._comes_after(work.stream)
-                    if other.number > behind.get(stream.handle, 0):
-                        raise _collision(work.what, other)
-
-    def _comes_after(self, stream: Stream) -> dict[int, int]:
-        """Per stream, the last number of work there that what is put on `stream` now waits for."""
-        last: dict[int, int] = {}
-        todo = list(stream.queue)
-        while todo:
-            mark = todo.pop().needs
-            if mark is None or mark.done or mark.number <= last.get(mark.stream.handle, 0):
-                continue
-            seen = last.get(mark.stream.handle, 0)
-            last[mark.stream.handle] = mark.number
-            todo += [w for w in mark.stream.queue if seen < w.number <= mark.number]
-        return last
+            behind = work.stream.clock.get(stream.handle, 0)
+            for other in reversed(stream.queue):
+                if other.number <= behind:
+                    break  # this and all before it are done first
+                for use in work.uses:
+                    if any(use.collides(others) for others in other.uses):
+                        raise _collision(work.what, use, other)
 
 
 def _no_such(verb: str, kind: str, handle: int) -> DeviceError:
@@ -241,9 +239,10 @@ def _no_such(verb: str, kind: str, handle: int) -> DeviceError:
     )
 
 
-def _collision(what: str, work: Work) -> DeviceError:
+def _collision(what: str, use: Use, work: Work) -> DeviceError:
     return broken(
-        f"{what}: the memory is in use by a {work.what} on stream {work.stream.name}",
+        f"{what}: {use.end - use.start} bytes at {use.start:#x} are in use by a {work.what} "
+        f"on stream {work.stream.name}",
         BUSY,
         "memory is used again after the work on it is done, or in its order",
         "wait for an event behind that work, or synchronize its stream",

@@ -263,7 +263,8 @@ class WorkVerbs(MemoryVerbs):
             self._check_launch(step, stream.device)
             name = f"kernel {step.kernel.name}"
             return Work(name, stream, (), partial(self._run, step, stream), graph=graph)
-        target = self.places.resolve(step.target, step.nbytes, "copy or fill")
+        verb = "fill" if isinstance(step, Fill) else "copy"
+        target = self.places.resolve(step.target, step.nbytes, verb)
         if isinstance(step, Fill):
             if target.device is None:
                 raise broken(

@@ -22,15 +22,21 @@ typedef long long i64;
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 #endif
 
-// --- floats: every operation by name, each one rounding to nearest, so that nothing is contracted
+// --- floats: every operation by name, each one rounding to nearest, so that nothing is contracted.
+// AMD's __fsqrt_rn and __fdiv_rn may be the native approximations; its plain operators are correctly
+// rounded unless the compiler is told otherwise.
+#ifdef STRATA_HIP
+#pragma clang fp contract(off)
+DEV float add(float a, float b) { return a + b; }
+DEV float sub(float a, float b) { return a - b; }
+DEV float mul(float a, float b) { return a * b; }
+DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEV float div_(float a, float b) { return a / b; }
+DEV float sqrt_(float a) { return __builtin_sqrtf(a); }
+#else
 DEV float add(float a, float b) { return __fadd_rn(a, b); }
 DEV float sub(float a, float b) { return __fadd_rn(a, -b); }
 DEV float mul(float a, float b) { return __fmul_rn(a, b); }
-#ifdef STRATA_HIP
-DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-DEV float div_(float a, float b) { return __fdiv_rn(a, b); }
-DEV float sqrt_(float a) { return __fsqrt_rn(a); }
-#else
 DEV float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEV float div_(float a, float b) { return __fdiv_rn(a, b); }
 DEV float sqrt_(float a) { return __fsqrt_rn(a); }
