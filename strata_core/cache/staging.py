@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
 from strata_core.memory.address import bytes_at
-from strata_core.memory.held import Held
+from strata_core.memory.held import Held, undo_all
 from strata_core.runtime import Runtime
 
 PAGE = 4096
@@ -86,13 +87,11 @@ class Staging:
         self._busy = [None] * BUFFERS
 
     def close(self) -> None:
-        """Wait, and free streams and buffers."""
-        try:
-            self.drain()
-        finally:
-            while self._streams:
-                self.runtime.destroy_stream(self._streams.popitem()[1])
-            self._held.release(self.addresses[0])
+        """Wait, and free streams and buffers, whatever fails of it."""
+        streams, self._streams = list(self._streams.values()), {}
+        steps = [partial(self.runtime.synchronize, stream) for stream in streams]
+        steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]
+        undo_all(self.runtime, [*steps, partial(self._held.release, self.addresses[0])])
 
     def _empty(self, turn: int) -> None:
         stream, self._busy[turn] = self._busy[turn], None

@@ -6,11 +6,12 @@ nothing behind: no claim, no pending error of the driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from attrs import define, field, frozen
 
-from strata_core.errors import Refused
+from strata_core.errors import DeviceError, Refused
 from strata_core.memory.ledger import PINNED, Claim, Ledger, vram
 from strata_core.runtime import Runtime
 
@@ -75,15 +76,7 @@ class Held:
 
     def close(self) -> None:
         """Give everything back, the newest first; the first error is raised at the end."""
-        first: Exception | None = None
-        for address in reversed(list(self._pieces)):
-            try:
-                self.release(address)
-            except Exception as error:  # noqa: BLE001 - the rest must be freed too
-                first = first or error
-                self.runtime.take_error()
-        if first is not None:
-            raise first
+        undo_all(self.runtime, [partial(self.release, a) for a in reversed(list(self._pieces))])
 
     def _get(
         self, claim: Claim, ask: Callable[[], int], refusal: Callable[[Refused], Refused]
@@ -97,3 +90,21 @@ class Held:
         except BaseException:
             claim.release()
             raise
+
+
+def undo_all(runtime: Runtime, steps: Iterable[Callable[[], None]]) -> None:
+    """Do every step, whatever fails; the first DeviceError is raised at the end.
+
+    The driver's pending error is taken first and after each failure: who met it was told of it, and
+    it must not keep memory from being freed.
+    """
+    first: DeviceError | None = None
+    runtime.take_error()
+    for step in steps:
+        try:
+            step()
+        except DeviceError as error:
+            first = first or error
+            runtime.take_error()
+    if first is not None:
+        raise first

@@ -49,4 +49,8 @@ def build(context: BackendContext, **machine: Any) -> Backend:
     library = Library(compiler_of(context))
     kernels = HostKernels(library).mapping()
     runtime = sim_runtime(context.options, host_kernels=kernels, pointers=pointers, **machine)
-    return DeviceBackend(runtime, context, library=library)
+    try:
+        return DeviceBackend(runtime, context, library=library)
+    except BaseException:
+        runtime.close()
+        raise

@@ -55,7 +55,7 @@ class Lab:
     """Binds checkpoints; everything it makes is closed and looked through for leaks."""
 
     def __init__(self, library):
-        self.library, self.kernels = library, HostKernels(library)
+        self.library = library
         self.degradations = []
 
     def runtime(self, **hardware):
@@ -63,7 +63,7 @@ class Lab:
         faults = hardware.pop("faults", None)
         return SimRuntime(
             SimHardware(**hardware),
-            host_kernels=self.kernels.mapping(),
+            host_kernels=HostKernels(self.library).mapping(),
             faults=faults,
             pointers=pointers,
         )

@@ -8,10 +8,10 @@ from threading import Lock
 from typing import Any
 
 from strata_core.errors import DeviceError
+from strata_core.memory.page_locked import Locked, PageLocked
 from strata_core.runtime import Device, DeviceMemory, KernelKey, Launch
 from strata_hip.binding import Binding, load_binding, opened_library
 from strata_hip.compiler import Compiler
-from strata_core.memory.page_locked import Locked, PageLocked
 
 PORTABLE_AND_MAPPED = 3
 """hipHostMallocPortable | hipHostMallocMapped, and the same of hipHostRegister."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from strata_core.builtin import CPU
+from strata_core.errors import DeviceError
 from strata_core.interfaces import (
     BackendContext,
     Capabilities,
@@ -116,7 +118,9 @@ class DeviceBackend:
         try:
             return self._bind(placement, experts, source, progress)
         except BaseException:
-            self._drop(placement)
+            # the error that is on its way says more than one of giving back
+            with suppress(DeviceError):
+                self._drop(placement)
             raise
 
     def _bind(
@@ -162,7 +166,8 @@ class DeviceBackend:
         try:
             executor.prepare_first()
         except BaseException:
-            executor.close()
+            with suppress(DeviceError):
+                executor.close()
             raise
         finally:
             progress.done()

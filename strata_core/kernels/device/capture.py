@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
+from strata_core.errors import DeviceError
 from strata_core.kernels.device.lower import Copy, Item
+from strata_core.memory.held import undo_all
 from strata_core.runtime import KernelKey, Launch, Runtime
 
 
@@ -15,8 +18,8 @@ def capture(runtime: Runtime, stream: int, items: Iterable[Item]) -> int:
         for item in items:
             put(runtime, stream, item)
     except BaseException:
-        runtime.take_error()
-        runtime.destroy_graph(runtime.end_capture(stream))
+        with suppress(DeviceError):
+            undo_all(runtime, [lambda: runtime.destroy_graph(runtime.end_capture(stream))])
         raise
     return runtime.end_capture(stream)
 

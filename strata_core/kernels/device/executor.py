@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from attrs import evolve
@@ -22,6 +23,7 @@ from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYT
 from strata_core.kernels.device.lower import Mode
 from strata_core.kernels.device.rounds import Maker, Part, Round
 from strata_core.kernels.exact import SPLIT
+from strata_core.memory.held import undo_all
 
 PATIENCE = 10.0
 """Seconds that a wait for a device takes at most."""
@@ -252,10 +254,9 @@ class DeviceExecutor:
         self._closed = True
         self._slots.clear()
         runtime = self._maker.runtime
-        for ready in self._rounds.values():
-            for graph in ready.graphs:
-                runtime.destroy_graph(graph)
+        graphs = [graph for ready in self._rounds.values() for graph in ready.graphs]
         self._rounds.clear()
-        for helper in self._maker.helpers:
-            helper.forget()
-        self._on_close()
+        steps: list[Callable[[], None]] = [self._settle]
+        steps += [partial(runtime.destroy_graph, graph) for graph in graphs]
+        steps += [helper.forget for helper in self._maker.helpers]
+        undo_all(runtime, [*steps, self._on_close])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from strata_core.cache.amount import Wish, choose, scarcity
 from strata_core.cache.fill import fill_slots
@@ -44,7 +45,7 @@ from strata_core.kernels.device.options import DeviceOptions
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
 from strata_core.kernels.program import Program, Weight
-from strata_core.memory.held import Held
+from strata_core.memory.held import Held, undo_all
 from strata_core.memory.ledger import Ledger
 from strata_core.runtime import Runtime
 
@@ -119,12 +120,11 @@ class Placement:
 
     def take_small_pins(self) -> None:
         """Page-lock what host and devices exchange, and the buffers for filling. Raises Refused."""
-        if self._staging is not None:
+        if self.exchange.address:
             return
         address = self.held.pinned(self.exchange.nbytes, "what the host and the devices exchange")
         self.exchange.settle(address)
-        largest = max((x.nbytes for x in self.model.layouts.values()), default=0)
-        self._staging = Staging.make(self.held, largest)
+        self._ready_staging()
 
     def place_dense(self) -> None:
         """Put dense weights (but a lone embedding), the workspace and one sequence's KV in place.
@@ -133,7 +133,6 @@ class Placement:
         """
         if self.regions is not None:
             return
-        self.take_small_pins()
         self.stream = self._new_stream(self.device)
         lone = lone_embedding(self.order.program)
         stored = [one for weight, one in self._stored.items() if weight != lone]
@@ -149,7 +148,6 @@ class Placement:
         lone = lone_embedding(self.order.program)
         if lone is None or lone in self._dense:
             return
-        self.take_small_pins()
         self._dense[lone] = place_embedding(
             self.held,
             self.device,
@@ -201,33 +199,43 @@ class Placement:
     def places(self, source: Source) -> tuple[Places, Cells]:
         """Where everything is, once all steps are done; the tables are on the devices."""
         assert self.regions is not None
+        self.take_small_pins()
         staging = self._ready_staging()
         pools = [helper.pool for helper in self.helpers]
         layouts, count = self.model.layouts, self.model.experts
         cells = Cells.make(layouts, count, self.pool, pools, self._aliases(source))
         self._put_cells(cells, self.regions, self.device)
         for helper in self.helpers:
+            alias = self._alias(helper.device)
+            helper.places = evolve(helper.places, exchange_alias=alias)
             own = Cells.make(layouts, count, helper.pool)
             self._put_cells(own, helper.places.regions, helper.device)
         misses = np.arange(self.model.shape.entries + 1)
         share = np.rint(misses * self.options.link_share).astype(np.int32)
         staging.put(self.device, self.regions.at("share"), share.view(np.uint8))
         staging.drain()
-        return self._seen_from(self.device, self.regions, self._dense), cells
+        alias = self._alias(self.device)
+        return Places(self.regions, self.exchange, alias, self._dense), cells
 
     def close(self) -> None:
-        """Give everything back. Nothing may be running. Calling it again does nothing."""
-        if self._staging is not None:
-            self._staging.close()
-            self._staging = None
-        while self._streams:
-            self.runtime.destroy_stream(self._streams.pop())
-        self.held.close()
+        """Give everything back, whatever fails of it. Calling it again does nothing.
+
+        Nothing may be running but copies and fills of steps that failed.
+        """
+        staging, self._staging = self._staging, None
+        streams, self._streams = self._streams, []
+        steps: list[Callable[[], None]] = [staging.close] if staging else []
+        steps += [partial(self.runtime.synchronize, stream) for stream in streams]
+        steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]
+        undo_all(self.runtime, [*steps, self.held.close])
 
     # parts of the steps
 
     def _ready_staging(self) -> Staging:
-        assert self._staging is not None
+        """The buffers for filling, taken when they are first needed. Raises Refused."""
+        if self._staging is None:
+            largest = max((x.nbytes for x in self.model.layouts.values()), default=0)
+            self._staging = Staging.make(self.held, largest)
         return self._staging
 
     def _new_stream(self, device: int) -> int:
@@ -282,10 +290,12 @@ class Placement:
         regions = helper_regions(self.model)
         self._settle(regions, device, stream, "a helper's buffers")
         pool = self._slots(device, self.options.helper_caches[number - 1])
-        places = self._seen_from(device, regions, {})
+        # its view of the exchange follows when that is there
+        places = Places(regions, self.exchange, 0, {})
         return Helper(self.runtime, number, device, stream, pool, places)
 
-    def _seen_from(self, device: int, regions: Regions, weights: dict[Weight, Dense]) -> Places:
+    def _alias(self, device: int) -> int:
+        """Where a device finds what it exchanges with the host."""
         alias = self.runtime.alias(self.exchange.address, device)
         if alias is None:
             raise Refused(
@@ -293,7 +303,7 @@ class Placement:
                 "the driver gives no alias for what the host and the devices exchange",
                 "use another device, or --backend cpu",
             )
-        return Places(regions, self.exchange, alias, weights)
+        return alias
 
     def _put_cells(self, cells: Cells, regions: Regions, device: int) -> None:
         for layer, table in cells.layers.items():

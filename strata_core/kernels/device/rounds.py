@@ -9,11 +9,14 @@ without other lanes is one graph, launched and awaited by the calling thread alo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
+from strata_core.errors import DeviceError
 from strata_core.kernels.cpu.hand_over import Clock, host_clock
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.pool import Phase, Schedule, StepCall, yield_function
@@ -25,6 +28,7 @@ from strata_core.kernels.device.helper import Helper
 from strata_core.kernels.device.host_lane import HostLane
 from strata_core.kernels.device.lower import Lowering, Mode, Places, Segment
 from strata_core.kernels.device.workspace import Model
+from strata_core.memory.held import undo_all
 from strata_core.runtime import Runtime
 
 
@@ -110,8 +114,8 @@ class Maker:
                 graphs.append(capture(self.runtime, self.stream, segment.items))
             parts = self._parts(segments, graphs, mode.tokens)
         except BaseException:
-            for graph in graphs:
-                self.runtime.destroy_graph(graph)
+            with suppress(DeviceError):
+                undo_all(self.runtime, [partial(self.runtime.destroy_graph, g) for g in graphs])
             raise
         return Round(parts, tuple(graphs), "stepped" if shared else "device")
 

@@ -1,6 +1,6 @@
 """From a kernel's key to the source that a run-time compiler takes.
 
-One text for every run-time compiler: a few lines that say what to compile for, the shared headers, the file
+One text for every run-time compiler: lines that say what to compile for, shared headers, the file
 that holds the kernel. Compilers need no include path.
 """
 

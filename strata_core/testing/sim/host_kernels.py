@@ -31,7 +31,7 @@ from strata_core.kernels.device.layout import (
 )
 from strata_core.kernels.device.table import DEVICE_KERNELS, unpack
 from strata_core.memory.address import bytes_at
-from strata_core.runtime import Launch
+from strata_core.runtime import KernelKey, Launch
 from strata_core.testing.sim.runtime import SimRuntime
 
 Ready = Callable[[], None]
@@ -47,37 +47,84 @@ def pointers(launch: Launch) -> list[int]:
     return [int(values[name]) for name, kind in kinds.items() if kind == "ptr"]
 
 
-@frozen
+STORED = frozenset({("assign", "rows"), ("assign", "host_rows"), ("claim", "host_rows")})
+"""Addresses that a kernel passes on and does not use itself."""
+
+
+@frozen(eq=False)
 class Args:
-    """The arguments of a launch by name."""
+    """The arguments of a launch by name, addresses as the host finds them; and who launches it."""
 
     values: Mapping[str, int | float]
+    runtime: SimRuntime
+    device: int
+    on_host: frozenset[str]
 
     def __getattr__(self, name: str) -> int:
         value: Any = self.values[name]
         return int(value)
 
+    @classmethod
+    def of(cls, launch: Launch, runtime: SimRuntime, device: int) -> Args:
+        """Decode a launch; every address must be live memory that the device reaches."""
+        name = launch.kernel.name
+        values, on_host = unpack(name, launch.args), set()
+        for key, kind in DEVICE_KERNELS[name].args.items():
+            if kind == "ptr" and values[key] and (name, key) not in STORED:
+                place = runtime.places.reach(device, int(values[key]), 1, name)
+                values[key] = place.address
+                if place.device is None:
+                    on_host.add(key)
+        return cls(values, runtime, device, frozenset(on_host))
+
+    def host(self, address: int) -> int:
+        """Where the host finds what the device finds at an address."""
+        if self.runtime.hardware.aliases == "same":
+            return address
+        return self.runtime.places.reach(self.device, address, 1, "a kernel").address
+
+    def link(self, *, read: int = 0, written: int = 0) -> None:
+        """Tell what went over the device's link."""
+        self.runtime.note_link(self.device, read=read, written=written)
+
+
+@frozen(eq=False)
+class _Kernel:
+    """One name of the table for the simulator: it is loaded, and then called."""
+
+    kernels: HostKernels
+
+    def load(self, key: KernelKey) -> None:
+        self.kernels.load(key)
+
+    def __call__(self, runtime: SimRuntime, device: int, launch: Launch) -> None:
+        self.kernels.run(runtime, device, launch)
+
 
 class HostKernels:
-    """Makes the functions; `run` is called by one thread at a time, as launches are eager."""
+    """The functions for one simulated accelerator; one thread at a time, as launches are eager."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self._run = library.runner()
-        self._ready: dict[Launch, Ready] = {}
+        self._ready: dict[tuple[int, Launch], Ready] = {}
 
     def mapping(self) -> Mapping[str, HostKernel]:
         """A function for every name of the device kernel table."""
-        return dict.fromkeys(DEVICE_KERNELS, self.run)
+        return dict.fromkeys(DEVICE_KERNELS, _Kernel(self))
+
+    def load(self, key: KernelKey) -> None:
+        """Compile the step behind a kernel, where it has one."""
+        if key.name not in ("assign", "claim", "signal"):
+            self._library.address(Step(key.name, key.parameters))
 
     def run(self, runtime: SimRuntime, device: int, launch: Launch) -> None:
         """Do what a launch asks, at once, on this thread."""
-        del runtime, device
-        ready = self._ready.get(launch)
+        ready = self._ready.get((device, launch))
         if ready is None:
-            args = Args(unpack(launch.kernel.name, launch.args))
+            args = Args.of(launch, runtime, device)
             make = getattr(self, f"_{launch.kernel.name}")
-            ready = self._ready[launch] = make(args, *launch.kernel.parameters)
+            ready = self._ready[device, launch] = make(args, *launch.kernel.parameters)
         ready()
 
     def _step(self, name: str, args: Sequence[int], units: int, *parameters: str | int) -> Ready:
@@ -94,7 +141,8 @@ class HostKernels:
 
     def _embed(self, a: Args, type_name: str) -> Ready:
         args = [a.ids, a.table, a.out, a.width, a.stride]
-        return self._step("embed", args, a.tokens, type_name)
+        step = self._step("embed", args, a.tokens, type_name)
+        return _linked(step, a, "table", a.tokens * a.stride)
 
     def _linear(self, a: Args, type_name: str) -> Ready:
         quantised = type_name in UNPACK
@@ -116,7 +164,8 @@ class HostKernels:
         address = self._library.address(Step("gate_up", (gate, up, down)))
 
         def ready() -> None:
-            mine, groups = _groups(a.entries, a.count)
+            mine, groups = _groups(a)
+            _note_experts(a, (a.gate_stride + a.up_stride) * a.rows)
             here = (xs[mine], ys[mine])
             args = [_address(groups), *map(_address, here), *strides, length, a.rows]
             block = np.array([*args, a.status, a.op], np.int64)
@@ -131,8 +180,12 @@ class HostKernels:
         address = self._library.address(Step("down", (type_name,)))
 
         def ready() -> None:
-            mine, groups = _groups(a.entries, a.count)
-            here = (xs[mine], _entries(a.entries, a.count)["row"][mine].astype(np.int64))
+            mine, groups = _groups(a)
+            rows = [a.host(int(r)) for r in _entries(a.entries, a.count)["row"][mine]]
+            here = (xs[mine], np.array(rows, np.int64))
+            _note_experts(a, a.stride * a.rows)
+            helping = int((_entries(a.entries, a.count)["lane"][mine] >= HELPER).sum())
+            a.link(written=4 * a.rows * helping)
             args = [_address(groups), *map(_address, here), a.stride, 0, length, a.rows, 0, 0]
             block = np.array(args, np.int64)
             self._run(address, _address(block), 0, len(mine) * -(-a.rows // CHUNK))
@@ -148,7 +201,7 @@ class HostKernels:
 
     def _quantise(self, a: Args) -> Ready:
         args = [a.x, a.records, a.width, record_bytes(a.width), a.status, a.op]
-        return self._step("quantise", args, a.rows)
+        return _linked(self._step("quantise", args, a.rows), a, "x", 4 * a.rows * a.width)
 
     def _rope(self, a: Args) -> Ready:
         args = [a.x, a.cos, a.sin, a.heads, a.head_dim, a.half]
@@ -199,10 +252,11 @@ class HostKernels:
         step = self._step("combine", args, a.tokens)
 
         def ready() -> None:
-            places = _entries(a.entries, count)["row"]
-            for row, place in zip(rows, places, strict=True):
-                row[:] = bytes_at(int(place), 4 * a.width).view(np.float32)
+            entries = _entries(a.entries, count)
+            for row, place in zip(rows, entries["row"], strict=True):
+                row[:] = bytes_at(a.host(int(place)), 4 * a.width).view(np.float32)
             step()
+            a.link(read=4 * a.width * int((entries["lane"] >= HOST).sum()))
 
         return ready
 
@@ -225,6 +279,7 @@ class HostKernels:
                 _ints(a.mail_lanes, count)[:] = lanes
                 _ints(a.mail_host, count)[:] = np.where(lanes == HOST, picks, -1)
                 _words(a.mail_word)[0] = _words(a.round)[0]
+                a.link(written=nbytes + 12 * count + 8)
 
         return ready
 
@@ -243,6 +298,7 @@ class HostKernels:
     def _signal(self, a: Args) -> Ready:
         def ready() -> None:
             _words(a.word)[0] = _words(a.value)[0]
+            a.link(written=8)
 
         return ready
 
@@ -294,15 +350,22 @@ def _fill(
     entries["first"] = firsts[inverse]
 
 
-def _groups(entries: int, count: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+def _groups(a: Args) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
     """Entries that this device computes, and a group of the CPU's plan for each."""
-    table = _entries(entries, count)
+    table = _entries(a.entries, a.count)
     mine = np.flatnonzero(table["gate"])
     groups = np.zeros((len(mine) + 1, 4), np.int64)
     for part, name in enumerate(("gate", "up", "down")):
-        groups[:-1, part] = table[name][mine].view(np.int64)
+        groups[:-1, part] = [a.host(int(v)) for v in table[name][mine]]
     groups[:, 3] = np.arange(len(mine) + 1)
     return mine, groups
+
+
+def _note_experts(a: Args, nbytes: int) -> None:
+    """Count what the experts of the link's lane cost it: each is read once for all its tokens."""
+    table = _entries(a.entries, a.count)
+    firsts = table["first"] == np.arange(a.count)
+    a.link(read=nbytes * int((firsts & (table["lane"] == LINK)).sum()))
 
 
 def _entries(address: int, count: int) -> NDArray[Any]:
@@ -328,6 +391,18 @@ def _address(array: NDArray[Any]) -> int:
 
 def _signed(value: int) -> int:
     return ctypes.c_int64(value).value
+
+
+def _linked(ready: Ready, a: Args, name: str, nbytes: int) -> Ready:
+    """The same, counting `nbytes` over the link where an argument is host memory."""
+    if name not in a.on_host:
+        return ready
+
+    def counted() -> None:
+        ready()
+        a.link(read=nbytes)
+
+    return counted
 
 
 def _keeping(ready: Ready, *arrays: NDArray[Any]) -> Ready:

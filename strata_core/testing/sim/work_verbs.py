@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from strata_core.testing.sim.runtime import SimRuntime
 
 HostKernel = Callable[["SimRuntime", int, Launch], None]
-"""(runtime, device, launch): computes what the device kernel of that name does, at once."""
+"""(runtime, device, launch): computes what the device kernel of that name does, at once.
+
+Where it has a method `load`, that is called with each key before the first launch."""
 
 Pointers = Callable[[Launch], Iterable[int]]
 """The device addresses in a launch's argument block; zero is no address."""
@@ -169,7 +171,12 @@ class WorkVerbs(MemoryVerbs):
                 "it runs the host functions that it was given",
                 "give it a host function of that name",
             )
-        self._loaded.setdefault(device, set()).update(kernels)
+        loaded = self._loaded.setdefault(device, set())
+        for key in kernels:
+            prepare = getattr(self._kernels[key.name], "load", None)
+            if prepare is not None and key not in loaded:
+                prepare(key)
+            loaded.add(key)
 
     @verb
     def launch(self, launch: Launch, stream: int) -> None:
