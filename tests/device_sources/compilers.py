@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from strata_core.checkpoint.types import TYPES
-from strata_core.kernels.device.sources import FLOATS
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
