@@ -50,9 +50,9 @@ static P symbol(int which, const char *name) {
 /* A forwarded function: its HIP name, parameters, the CUDA name in library `which`, arguments. */
 #define FORWARD(hip, parameters, which, cuda, types, arguments) \
   EXPORT int hip parameters {                                   \
-    static int(*f) types;                                       \
-    if (!f) f = (int(*) types)symbol(which, cuda);              \
-    return f arguments;                                         \
+    static int(*real_) types;                                   \
+    if (!real_) real_ = (int(*) types)symbol(which, cuda);      \
+    return real_ arguments;                                     \
   }
 
 FORWARD(hipGetDeviceCount, (int *n), 0, "cudaGetDeviceCount", (int *), (n))
