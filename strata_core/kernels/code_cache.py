@@ -10,9 +10,11 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from strata_core.config import cache_folder
 from strata_core.errors import Degradation
 
 DIGEST = hashlib.sha256
@@ -76,3 +78,10 @@ class CodeCache:
             )
         )
         self._folder = None
+
+
+def open_cache(options: Mapping[str, Any], degrade: Callable[[Degradation], None]) -> CodeCache:
+    """The cache that settings by key name: `cache_dir`, else the user's folder for caches."""
+    named = options.get("cache_dir")
+    folder = Path(named) if named else cache_folder()
+    return CodeCache(folder / "kernels" if folder else None, degrade)

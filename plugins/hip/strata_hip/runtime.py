@@ -10,7 +10,7 @@ from typing import Any
 from strata_core.errors import DeviceError
 from strata_core.memory.page_locked import Locked, PageLocked
 from strata_core.runtime import Device, DeviceMemory, KernelKey, Launch
-from strata_hip.binding import Binding, load_binding, opened_library
+from strata_hip.binding import Binding, opened_library
 from strata_hip.compiler import Compiler
 
 PORTABLE_AND_MAPPED = 3
@@ -31,11 +31,11 @@ class HipRuntime:
 
     label = "HIP"
 
-    def __init__(self, binding: Binding | None = None, compiler: Compiler | None = None) -> None:
-        """Nothing is opened yet but the library. Raises DeviceError."""
-        self._binding = binding or load_binding()
+    def __init__(self, binding: Binding, compiler: Compiler) -> None:
+        """Nothing is opened yet."""
+        self._binding = binding
         self._hip = self._binding.hip
-        self._compiler = compiler or Compiler(self._binding)
+        self._compiler = compiler
         self._lock = Lock()
         self._devices: tuple[Device, ...] | None = None
         self._opened: set[int] = set()
@@ -55,21 +55,8 @@ class HipRuntime:
     def devices(self) -> Sequence[Device]:
         """All devices that the runtime lists."""
         if self._devices is None:
-            count = self._call("count devices", self._hip.hipGetDeviceCount)
-            self._devices = tuple(self._describe(index) for index in range(count))
+            self._devices = describe_all(self._binding)
         return self._devices
-
-    def _describe(self, index: int) -> Device:
-        facts = self._call(f"describe HIP{index}", self._hip.hipGetDeviceProperties, index)
-        return Device(
-            index=index,
-            label=f"HIP{index}",
-            name=_text(facts.name),
-            architecture=_text(facts.gcnArchName).partition(":")[0],
-            total=int(facts.totalGlobalMem),
-            units=int(facts.multiProcessorCount),
-            warp=int(facts.warpSize),
-        )
 
     def open_context(self, device: int) -> None:
         """Make the device current and allocate nothing, which opens its primary context."""
@@ -382,6 +369,26 @@ class HipRuntime:
             self._call("close", function, *args)
         except DeviceError:
             self.take_error()
+
+
+def describe_all(binding: Binding) -> tuple[Device, ...]:
+    """Every device of the runtime; no context is opened. Raises DeviceError."""
+    hip = binding.hip
+    count = binding.call("count devices", hip.hipGetDeviceCount)
+    found = []
+    for index in range(count):
+        facts = binding.call(f"describe HIP{index}", hip.hipGetDeviceProperties, index)
+        made = Device(
+            index=index,
+            label=f"HIP{index}",
+            name=_text(facts.name),
+            architecture=_text(facts.gcnArchName).partition(":")[0],
+            total=int(facts.totalGlobalMem),
+            units=int(facts.multiProcessorCount),
+            warp=int(facts.warpSize),
+        )
+        found.append(made)
+    return tuple(found)
 
 
 def _kind(hip: Any) -> Any:
