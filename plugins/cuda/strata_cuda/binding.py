@@ -89,7 +89,7 @@ def load_binding(system: str = "linux") -> Binding:
     """Import CuPy and open the driver's library. Raises DeviceError where one is missing."""
     try:
         runtime, modules, compiler = (
-            import_module(f"cupy.cuda.{name}") for name in ("runtime", "driver", "nvrtc")
+            getattr(import_module("cupy.cuda"), name) for name in ("runtime", "driver", "nvrtc")
         )
     except ImportError as error:
         raise DeviceError(
