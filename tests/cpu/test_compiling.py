@@ -63,7 +63,7 @@ def test_a_read_only_folder_is_read_but_not_written(tmp_path, reports, monkeypat
     def refuse(*_args, **_more):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("strata_core.kernels.cpu.jit.tempfile.mkstemp", refuse)
+    monkeypatch.setattr("strata_core.kernels.code_cache.tempfile.mkstemp", refuse)
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         assert compiled(tmp_path, reports) == 0

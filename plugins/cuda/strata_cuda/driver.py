@@ -1,7 +1,8 @@
 """Queries of the CUDA driver through ctypes: no context, no CuPy, nothing left behind.
 
 Source of names and numbers: the CUDA driver API's reference, sections Initialization, Version
-Management and Device Management (CUdevice_attribute 75 and 76 are the compute capability).
+Management and Device Management (CUdevice_attribute 16 is the number of multiprocessors, 75 and 76
+are the compute capability).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-_MAJOR, _MINOR = 75, 76
+_UNITS, _MAJOR, _MINOR = 16, 75, 76
 
 
 class _Refused(Exception):
@@ -24,8 +25,8 @@ def ask_driver(library: str) -> dict[str, Any]:
 
     `code` is 0, or the CUresult of the call named in `call`, with its name in `error`; `version` as
     cuDriverGetVersion counts (12080 is 12.8), `devices` a list of `name`, `capability`
-    ([major, minor]) and `memory` (bytes). `library` is what `Machine.find_library` found. Raises
-    OSError if it cannot be loaded, AttributeError if it is no CUDA driver.
+    ([major, minor]), `memory` (bytes) and `units`. `library` is what `Machine.find_library` found.
+    Raises OSError if it cannot be loaded, AttributeError if it is no CUDA driver.
     """
     return read_driver(ctypes.CDLL(library))
 
@@ -51,16 +52,18 @@ def read_driver(driver: Any) -> dict[str, Any]:
 
 def _device(driver: Any, index: int) -> dict[str, Any]:
     handle, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-    major, minor, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    units, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    memory = ctypes.c_size_t()
     _call(driver, "cuDeviceGet", ctypes.byref(handle), index)
     _call(driver, "cuDeviceGetName", name, len(name), handle)
-    _call(driver, "cuDeviceGetAttribute", ctypes.byref(major), _MAJOR, handle)
-    _call(driver, "cuDeviceGetAttribute", ctypes.byref(minor), _MINOR, handle)
+    for value, attribute in ((units, _UNITS), (major, _MAJOR), (minor, _MINOR)):
+        _call(driver, "cuDeviceGetAttribute", ctypes.byref(value), attribute, handle)
     _call(driver, "cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
     return {
         "name": name.value.decode("utf-8", "replace"),
         "capability": [major.value, minor.value],
         "memory": memory.value,
+        "units": units.value,
     }
 
 

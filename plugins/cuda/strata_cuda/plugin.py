@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from strata_core.errors import PluginError
 from strata_core.hookspecs import hookimpl
 from strata_core.interfaces import (
     Allocator,
@@ -11,28 +10,28 @@ from strata_core.interfaces import (
     Backend,
     BackendContext,
     BackendRecord,
+    Capabilities,
 )
-from strata_cuda import __version__
-from strata_cuda.probe import probe_allocator, probe_backend
+from strata_cuda.probe import planned_devices, probe_allocator, probe_backend
 
 API = (1, 0)
 """The interface version that this distribution is written for."""
 
-
-def _build_backend(_context: BackendContext) -> Backend:
-    raise _missing("backend 'cuda'", "kernels")
-
-
-def _build_allocator(_context: AllocatorContext) -> Allocator:
-    raise _missing("allocator 'cuda-pinned'", "pinned memory")
+EXACT = Capabilities(kv_types=("fp16", "fp32", "int8"), exact=True)
+"""The kernels compute with every type, on weights as they are stored."""
 
 
-def _missing(what: str, part: str) -> PluginError:
-    return PluginError(
-        f"{what} cannot be built",
-        f"strata-cuda {__version__} has no {part} yet",
-        "use --backend auto",
-    )
+def _build_backend(context: BackendContext) -> Backend:
+    from strata_core.kernels.device.backend import DeviceBackend
+    from strata_cuda.build import runtime_of
+
+    return DeviceBackend(runtime_of(context), context, capabilities=EXACT)
+
+
+def _build_allocator(context: AllocatorContext) -> Allocator:
+    from strata_core.memory.pinned import build
+
+    return build(context)
 
 
 @hookimpl
@@ -45,6 +44,8 @@ def strata_backends() -> list[BackendRecord]:
             api=API,
             probe=probe_backend,
             build=_build_backend,
+            capabilities=EXACT,
+            devices=planned_devices,
         )
     ]
 

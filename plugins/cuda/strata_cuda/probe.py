@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from strata_core.interfaces import Probe, Unusable
-from strata_cuda import __version__
+from strata_core.interfaces import Probe, Unusable, Usable
+from strata_core.runtime import Device
 from strata_cuda.driver import ask_driver
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ DRIVER = 12000
 CAPABILITY = (7, 0)
 """Oldest compute capability: loads and stores ordered between GPU and host begin there."""
 
+WARP = 32
+"""Threads that run together, on every device there is."""
+
 _NOT_RECORDED = "record the machine again with `strata doctor --json` and strata-cuda installed"
 
 _REMEDIES = {
@@ -46,19 +50,42 @@ _REMEDIES = {
 
 
 def probe_backend(machine: Machine) -> Probe:
-    """The first obstacle to computing here. Calls the driver's queries, creates no context."""
-    return find_obstacle(machine) or Unusable(
-        f"strata-cuda {__version__} has no kernels yet",
-        "nothing is wrong with this machine: a later version of strata-cuda will use it",
-    )
+    """The first obstacle to computing here, else driver and devices. Creates no context."""
+    return find_obstacle(machine) or _found(machine)
 
 
 def probe_allocator(machine: Machine) -> Probe:
-    """The first obstacle to pinning memory here; the same as the backend's, but for the last."""
-    return find_obstacle(machine) or Unusable(
-        f"strata-cuda {__version__} cannot pin memory yet",
-        "nothing is wrong with this machine: a later version of strata-cuda will use it",
+    """The first obstacle to pinning memory here: the same as the backend's."""
+    return probe_backend(machine)
+
+
+def _found(machine: Machine) -> Usable:
+    answer = _driver(machine)
+    assert not isinstance(answer, Unusable)
+    named = ", ".join(
+        f"{device['name']} ({'.'.join(map(str, device['capability']))})"
+        for device in answer["devices"]
     )
+    return Usable(f"CUDA {_dotted(answer['version'])}: {named}")
+
+
+def planned_devices(machine: Machine, _options: Mapping[str, Any]) -> Sequence[Device]:
+    """The devices as the driver lists them, for planning; none where it does not answer."""
+    answer = _driver(machine) if machine.os in LIBRARIES else None
+    if not isinstance(answer, dict):
+        return ()
+    return [
+        Device(
+            index=index,
+            label=f"CUDA{index}",
+            name=device["name"],
+            architecture="sm_{}{}".format(*device["capability"]),
+            total=device["memory"],
+            units=device.get("units", 0),
+            warp=WARP,
+        )
+        for index, device in enumerate(answer["devices"])
+    ]
 
 
 def find_obstacle(machine: Machine) -> Unusable | None:

@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from strata_core.errors import PluginError
-from strata_core.interfaces import Unusable
+from strata_core.interfaces import Unusable, Usable
 from strata_core.machine import Adapter
-from strata_cuda import __version__, plugin, probe
+from strata_cuda import plugin, probe
 from strata_cuda.driver import read_driver
 
 CARD = (Adapter("0x10de", "0x2335", "0000:65:00.0"),)
@@ -19,8 +18,8 @@ OTHER = (Adapter("0x1002", "0x74a1", "0000:65:00.0"),)
 NO_DEVICE_FILES = {f"path:{path}": False for path in probe.DEVICE_FILES}
 FOUND = {"library:libcuda.so.1": True}
 NOT_FOUND = {"library:libcuda.so.1": False, "library:/usr/lib/wsl/lib/libcuda.so.1": False}
-H200 = {"name": "H200", "capability": [9, 0], "memory": 150 << 30}
-OLD = {"name": "P100", "capability": [6, 0], "memory": 16 << 30}
+H200 = {"name": "H200", "capability": [9, 0], "memory": 150 << 30, "units": 132}
+OLD = {"name": "P100", "capability": [6, 0], "memory": 16 << 30, "units": 56}
 
 
 def driver(**changes):
@@ -32,7 +31,6 @@ def refusal(code, error, call="cuInit"):
     return driver(code=code, call=call, error=error, version=0, devices=[])
 
 
-NO_KERNELS = f"strata-cuda {__version__} has no kernels yet"
 CASES = [
     # facts, observed -> reason, words of the hint
     ({"os": "macos", "architecture": "aarch64"}, {},
@@ -78,16 +76,17 @@ CASES = [
      "CuPy is not installed", "pip install 'strata-cuda[cuda12]'"),
     ({"adapters": CARD}, {**FOUND, **driver(version=13000), "module:cupy": False},
      "CuPy is not installed", "pip install 'strata-cuda[cuda13]'"),
-    ({"adapters": CARD}, {**FOUND, **driver(), "module:cupy": True},
-     NO_KERNELS, "a later version"),
+]  # fmt: skip
+ALLOWED = [
+    ({"adapters": CARD}, {**FOUND, **driver(), "module:cupy": True}, "CUDA 12.8: H200 (9.0)"),
     ({"adapters": CARD}, {**FOUND, **driver(devices=[OLD, H200]), "module:cupy": True},
-     NO_KERNELS, ""),
-    ({"adapters": None}, {**FOUND, **driver(), "module:cupy": True}, NO_KERNELS, ""),
+     "CUDA 12.8: P100 (6.0), H200 (9.0)"),
+    ({"adapters": None}, {**FOUND, **driver(), "module:cupy": True}, "CUDA 12.8: H200 (9.0)"),
     ({"os": "windows"}, {"library:nvcuda.dll": True, **driver(), "module:cupy": True},
-     NO_KERNELS, ""),
+     "CUDA 12.8: H200 (9.0)"),
     ({"wsl": 2}, {"path:/dev/dxg": True, "library:libcuda.so.1": False,
                   "library:/usr/lib/wsl/lib/libcuda.so.1": True, **driver(), "module:cupy": True},
-     NO_KERNELS, ""),
+     "CUDA 12.8: H200 (9.0)"),
 ]  # fmt: skip
 
 
@@ -99,20 +98,33 @@ def test_the_first_obstacle_is_named(record, facts, observed, reason, hint):
     assert hint in answer.hint
 
 
-def test_the_allocator_meets_the_same_obstacles_and_one_of_its_own(record):
+@pytest.mark.parametrize(("facts", "observed", "detail"), ALLOWED)
+def test_nothing_stands_in_the_way(record, facts, observed, detail):
+    machine = record(observed, **facts)
+    assert probe.probe_backend(machine) == Usable(detail)
+    assert probe.probe_allocator(machine) == Usable(detail)
+
+
+def test_the_allocator_meets_the_same_obstacles(record):
     bare = record(NO_DEVICE_FILES)
     assert probe.probe_allocator(bare) == probe.probe_backend(bare)
-    ready = record({**FOUND, **driver(), "module:cupy": True}, adapters=CARD)
-    assert probe.probe_allocator(ready).reason == f"strata-cuda {__version__} cannot pin memory yet"
+
+
+def test_devices_for_planning(record):
+    ready = record({**FOUND, **driver(devices=[OLD, H200])}, adapters=CARD)
+    (backend,) = plugin.strata_backends()
+    first, second = backend.devices(ready, {})
+    assert (first.label, first.architecture, first.total) == ("CUDA0", "sm_60", 16 << 30)
+    assert (second.index, second.name, second.units, second.warp) == (1, "H200", 132, 32)
+    assert backend.devices(record({}, adapters=CARD), {}) == ()
+    assert backend.devices(record({}, os="macos"), {}) == ()
 
 
 def test_the_records():
     (backend,), (allocator,) = plugin.strata_backends(), plugin.strata_allocators()
     assert (backend.name, allocator.name, allocator.serves) == ("cuda", "cuda-pinned", ("cuda",))
     assert not backend.fallback
-    for record, named in ((backend, "backend 'cuda'"), (allocator, "allocator 'cuda-pinned'")):
-        with pytest.raises(PluginError, match=f"^{named} cannot be built\n.* yet\n"):
-            record.build(None)
+    assert backend.capabilities.exact
 
 
 def test_importing_the_plugin_imports_no_cupy():
@@ -167,7 +179,7 @@ class Driver:
         name.value = b"H200"[: length - 1]
 
     def _cuDeviceGetAttribute(self, value, attribute, handle):  # noqa: N802
-        value._obj.value = {75: 9, 76: 0}[attribute]
+        value._obj.value = {16: 132, 75: 9, 76: 0}[attribute]
 
     def _cuDeviceTotalMem_v2(self, memory, handle):  # noqa: N802
         memory._obj.value = 150 << 30

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from strata_core.errors import PluginError
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
 from strata_core.hookspecs import hookimpl
 from strata_core.interfaces import (
     Allocator,
@@ -12,27 +14,39 @@ from strata_core.interfaces import (
     BackendContext,
     BackendRecord,
 )
-from strata_hip import __version__
 from strata_hip.probe import probe_allocator, probe_backend
+
+if TYPE_CHECKING:
+    from strata_core.machine import Machine
+    from strata_core.runtime import Device
 
 API = (1, 0)
 """The interface version that this distribution is written for."""
 
 
-def _build_backend(_context: BackendContext) -> Backend:
-    raise _missing("backend 'hip'", "kernels")
+def _devices(_machine: Machine, _options: Mapping[str, Any]) -> Sequence[Device]:
+    from strata_hip.binding import load_binding
+    from strata_hip.runtime import describe_all
+
+    return describe_all(load_binding())
 
 
-def _build_allocator(_context: AllocatorContext) -> Allocator:
-    raise _missing("allocator 'hip-pinned'", "pinned memory")
+def _build_backend(context: BackendContext) -> Backend:
+    from strata_core.kernels.code_cache import open_cache
+    from strata_core.kernels.device.backend import DeviceBackend
+    from strata_hip.binding import load_binding
+    from strata_hip.compiler import Compiler
+    from strata_hip.runtime import HipRuntime
+
+    binding = load_binding()
+    cache = open_cache(context.options, context.degrade)
+    return DeviceBackend(HipRuntime(binding, Compiler(binding, cache)), context)
 
 
-def _missing(what: str, part: str) -> PluginError:
-    return PluginError(
-        f"{what} cannot be built",
-        f"strata-hip {__version__} has no {part} yet",
-        "use --backend auto",
-    )
+def _build_allocator(context: AllocatorContext) -> Allocator:
+    from strata_core.memory.pinned import build
+
+    return build(context)
 
 
 @hookimpl
@@ -45,6 +59,7 @@ def strata_backends() -> list[BackendRecord]:
             api=API,
             probe=probe_backend,
             build=_build_backend,
+            devices=_devices,
         )
     ]
 

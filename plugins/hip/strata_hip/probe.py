@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from strata_core.interfaces import Probe, Unusable
-from strata_hip import __version__
+from strata_core.errors import StrataError
+from strata_core.interfaces import Probe, Unusable, Usable
 from strata_hip.kernel_driver import can_open, list_gpus
 
 if TYPE_CHECKING:
@@ -28,19 +28,13 @@ _NOT_RECORDED = "record the machine again with `strata doctor --json` and strata
 
 
 def probe_backend(machine: Machine) -> Probe:
-    """The first obstacle to computing here. Opens no device, calls nothing in the runtime."""
-    return find_obstacle(machine) or Unusable(
-        f"strata-hip {__version__} has no kernels yet",
-        "nothing is wrong with this machine: a later version of strata-hip will use it",
-    )
+    """Whether AMD's devices can compute here. Opens the library but no context."""
+    return find_obstacle(machine) or _devices(machine)
 
 
 def probe_allocator(machine: Machine) -> Probe:
-    """The first obstacle to pinning memory here; the same as the backend's, but for the last."""
-    return find_obstacle(machine) or Unusable(
-        f"strata-hip {__version__} cannot pin memory yet",
-        "nothing is wrong with this machine: a later version of strata-hip will use it",
-    )
+    """Whether memory can be pinned here; what serves the one serves the other."""
+    return probe_backend(machine)
 
 
 def find_obstacle(machine: Machine) -> Unusable | None:
@@ -52,6 +46,48 @@ def find_obstacle(machine: Machine) -> Unusable | None:
         or _runtime(machine)
         or _hip_python(machine)
     )
+
+
+def _devices(machine: Machine) -> Probe:
+    """The answer of the runtime itself, and whether there are kernels for what it lists."""
+    found = machine.observe("hip:devices", ask_devices)
+    if found is None:
+        return Unusable("the recorded facts do not say what the HIP runtime answers", _NOT_RECORDED)
+    if found["error"]:
+        return Unusable(found["error"], found["hint"])
+    served = [d for d in found["devices"] if serves(d["architecture"])]
+    if not served:
+        names = ", ".join(f"{d['name']} ({d['architecture']})" for d in found["devices"])
+        return Unusable(
+            f"there are no kernels for {names}", f"devices of {', '.join(FAMILIES)} are served"
+        )
+    return Usable(", ".join(f"{d['name']} ({d['architecture']})" for d in served))
+
+
+FAMILIES = ("gfx906 to gfx94x", "gfx103x", "gfx11xx", "gfx12xx")
+"""What the kernels are written for; docs/hip.md says what was run and what only compiled."""
+
+
+def serves(architecture: str) -> bool:
+    """Whether there are kernels for an architecture, e.g. "gfx1030"."""
+    digits = architecture.removeprefix("gfx")
+    if digits.startswith(("103", "110", "115", "120")) and len(digits) == 4:
+        return True
+    return len(digits) == 3 and digits.startswith("9") and digits >= "906"
+
+
+def ask_devices() -> dict[str, Any]:
+    """What the runtime says: `devices` (name, architecture), or `error` with a `hint`."""
+    from strata_hip.binding import load_binding
+    from strata_hip.runtime import describe_all
+
+    try:
+        devices = describe_all(load_binding())
+    except StrataError as error:
+        why = " ".join((error.why or error.what).split())
+        return {"error": f"{error.what}: {why}", "hint": error.remedy, "devices": []}
+    named = [{"name": d.name, "architecture": d.architecture} for d in devices]
+    return {"error": "", "hint": "", "devices": named}
 
 
 def _platform(machine: Machine) -> Unusable | None:
@@ -110,9 +146,9 @@ def _runtime(machine: Machine) -> Unusable | None:
 
 
 def _hip_python(machine: Machine) -> Unusable | None:
-    there = machine.has_module("hip")
-    if there:
+    there = [machine.has_module(name) for name in ("rocm", "hip")]
+    if any(there):
         return None
-    if there is None:
+    if None in there:
         return Unusable("the recorded facts do not say whether there is hip-python", _NOT_RECORDED)
     return Unusable("hip-python is not installed", "pip install hip-python, in ROCm's version")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from strata_core.errors import PluginError
-from strata_core.interfaces import Unusable
+from strata_core.errors import DeviceError
+from strata_core.interfaces import Unusable, Usable
 from strata_core.machine import Adapter
-from strata_hip import __version__, kernel_driver, plugin, probe
+from strata_hip import binding, kernel_driver, plugin, probe
 
 CARD = (Adapter("0x1002", "0x74a1", "0000:65:00.0"),)
 OTHER = (Adapter("0x10de", "0x2335", "0000:65:00.0"),)
@@ -15,7 +15,17 @@ THERE, MISSING = {"path:/dev/kfd": True}, {"path:/dev/kfd": False}
 OPEN = {**THERE, "hip:open /dev/kfd": True, "hip:gpus": [{"node": 1, "architecture": "gfx942"}]}
 RUNTIME = {f"library:{name}": name.endswith(".so.7") for name in probe.LIBRARIES}
 NO_RUNTIME = {f"library:{name}": False for name in probe.LIBRARIES}
-NO_KERNELS = f"strata-hip {__version__} has no kernels yet"
+NO_BINDING = {"module:hip": False, "module:rocm": False}
+BOUND = {"module:hip": False, "module:rocm": True}
+
+
+def says(*devices, error="", hint=""):
+    """What the runtime answered when the machine was recorded."""
+    named = [{"name": name, "architecture": architecture} for name, architecture in devices]
+    return {"hip:devices": {"error": error, "hint": hint, "devices": named}}
+
+
+READY = {**OPEN, **RUNTIME, **BOUND}
 
 CASES = [
     # facts, observed -> reason, words of the hint
@@ -44,11 +54,14 @@ CASES = [
      "strata-hip installed"),
     ({"adapters": CARD}, {**OPEN, **RUNTIME},
      "the recorded facts do not say whether there is hip-python", "strata-hip installed"),
-    ({"adapters": CARD}, {**OPEN, **RUNTIME, "module:hip": False},
+    ({"adapters": CARD}, {**OPEN, **RUNTIME, **NO_BINDING},
      "hip-python is not installed", "pip install hip-python"),
-    ({"adapters": CARD}, {**OPEN, **RUNTIME, "module:hip": True}, NO_KERNELS, "a later version"),
-    ({"adapters": None}, {**OPEN, **RUNTIME, "module:hip": True}, NO_KERNELS, ""),
-    ({"adapters": ()}, {**OPEN, **RUNTIME, "module:hip": True}, NO_KERNELS, ""),
+    ({"adapters": CARD}, READY,
+     "the recorded facts do not say what the HIP runtime answers", "strata-hip installed"),
+    ({"adapters": None}, {**READY, **says(error="count devices failed: no HIP library", hint="x")},
+     "count devices failed: no HIP library", "x"),
+    ({"adapters": ()}, {**READY, **says(("Radeon VII", "gfx900"))},
+     "there are no kernels for Radeon VII (gfx900)", "gfx11xx"),
 ]  # fmt: skip
 
 
@@ -60,19 +73,35 @@ def test_the_first_obstacle_is_named(record, facts, observed, reason, hint):
     assert hint in answer.hint
 
 
-def test_the_allocator_meets_the_same_obstacles_and_one_of_its_own(record):
+SERVED = ["gfx906", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1201"]
+NOT_SERVED = ["gfx803", "gfx900", "gfx1010", ""]
+
+
+@pytest.mark.parametrize("architecture", [*SERVED, *NOT_SERVED])
+def test_which_architectures_are_served(architecture):
+    assert probe.serves(architecture) is (architecture in SERVED)
+
+
+def test_a_machine_that_can_be_served(record):
+    two = says(("Radeon VII", "gfx900"), ("Instinct MI300X", "gfx942"))
+    ready = record({**READY, **two}, adapters=CARD)
+    assert probe.probe_backend(ready) == Usable("Instinct MI300X (gfx942)")
+    assert probe.probe_allocator(ready) == probe.probe_backend(ready)
     bare = record(MISSING)
     assert probe.probe_allocator(bare) == probe.probe_backend(bare)
-    ready = record({**OPEN, **RUNTIME, "module:hip": True}, adapters=CARD)
-    assert probe.probe_allocator(ready).reason == f"strata-hip {__version__} cannot pin memory yet"
 
 
 def test_the_records():
     (backend,), (allocator,) = plugin.strata_backends(), plugin.strata_allocators()
     assert (backend.name, allocator.name, allocator.serves) == ("hip", "hip-pinned", ("hip",))
-    for record, named in ((backend, "backend 'hip'"), (allocator, "allocator 'hip-pinned'")):
-        with pytest.raises(PluginError, match=f"^{named} cannot be built\n.* yet\n"):
-            record.build(None)
+
+
+def test_without_the_binding_the_backend_says_so(monkeypatch):
+    monkeypatch.setattr(binding, "PACKAGES", ("no_such_package_of_hip",))
+    (backend,) = plugin.strata_backends()
+    with pytest.raises(DeviceError, match=r"^hip-python is not installed\n"):
+        backend.build(None)
+    assert probe.ask_devices()["error"].startswith("hip-python is not installed")
 
 
 def test_the_topology_of_the_kernel_driver(tmp_path):

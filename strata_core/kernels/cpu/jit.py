@@ -1,17 +1,12 @@
 """Compiling modules of kernels to machine code, with a cache of object files on disk.
 
 The name of a cached object is a hash of the sources that emit kernels, of what is emitted, of the
-processor and of LLVM's version, so an entry never goes stale and a hit costs no emitting. Objects
-are written to a temporary name and renamed, so readers see whole files; a damaged one is noticed
-by its checksum and made again.
+processor and of LLVM's version, so an entry never goes stale and a hit costs no emitting.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -22,8 +17,8 @@ import llvmlite.binding as llvm
 from attrs import frozen
 from llvmlite import ir
 
-from strata_core.config import cache_folder
 from strata_core.errors import Degradation
+from strata_core.kernels.code_cache import CodeCache, kernel_folder
 from strata_core.kernels.cpu.target import Target, host_target
 
 Report = Callable[[Degradation], None]
@@ -55,18 +50,17 @@ class Compiler:
         llvm.initialize_native_asmparser()
         self.target = target
         self.compiled = 0
-        self._cache = folder
-        self._degrade = degrade
+        self._cache = CodeCache(folder, degrade)
 
     def obtain(self, identity: str, emit: Callable[[ir.Module], None]) -> Code:
         """Machine code of the module that `emit` fills; `identity` says what that is."""
         key = self._key(identity)
-        found = self._read(key)
+        found = self._cache.read(key)
         if found is None:
             module = self.module(identity)
             emit(module)
             found = self._object(module)
-            self._write(key, found)
+            self._cache.write(key, found)
         return self._load(found)
 
     def compile(self, module: ir.Module) -> Code:
@@ -95,56 +89,12 @@ class Compiler:
     def _key(self, identity: str) -> str:
         target = self.target
         parts = (identity, target.variant, target.triple, target.cpu, target.feature_string)
-        text = "\0".join((*parts, llvmlite.__version__, sources_hash()))
-        return hashlib.sha256(text.encode()).hexdigest()[:40]
-
-    def _read(self, key: str) -> bytes | None:
-        if self._cache is None:
-            return None
-        try:
-            data = (self._cache / f"{key}.o").read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._no_cache(error)
-            return None
-        digest, body = data[:32], data[32:]
-        return body if hashlib.sha256(body).digest() == digest else None
-
-    def _write(self, key: str, data: bytes) -> None:
-        if self._cache is None:
-            return
-        try:
-            self._cache.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self._cache)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(hashlib.sha256(data).digest() + data)
-                Path(temporary).replace(self._cache / f"{key}.o")
-            except OSError:
-                with contextlib.suppress(OSError):
-                    Path(temporary).unlink()
-                raise
-        except OSError as error:
-            self._no_cache(error)
-
-    def _no_cache(self, error: OSError) -> None:
-        self._degrade(
-            Degradation(
-                what="compiled kernels are not kept",
-                why=f"the cache folder {self._cache} cannot be used: {error.strerror or error}",
-                cost="every start compiles them again, which takes some seconds",
-                remedy="make the folder writable, or set another one with STRATA_CACHE_DIR",
-            )
-        )
-        self._cache = None
+        return CodeCache.key(*parts, llvmlite.__version__, sources_hash())
 
 
 def open_compiler(options: Mapping[str, Any], degrade: Report) -> Compiler:
     """A compiler for this machine; `options` are settings by key, of which it reads `cache_dir`."""
-    named = options.get("cache_dir")
-    folder = Path(named) if named else cache_folder()
-    return Compiler(host_target(), folder / "kernels" if folder else None, degrade)
+    return Compiler(host_target(), kernel_folder(options), degrade)
 
 
 @cache

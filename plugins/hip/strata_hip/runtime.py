@@ -1,0 +1,408 @@
+"""The verbs of `strata_core.runtime` on the HIP runtime, through hip-python."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+from strata_core.errors import DeviceError
+from strata_core.memory.page_locked import Locked, PageLocked
+from strata_core.runtime import Device, DeviceMemory, KernelKey, Launch
+from strata_hip.binding import Binding, opened_library
+from strata_hip.compiler import Compiler
+
+PORTABLE_AND_MAPPED = 3
+"""hipHostMallocPortable | hipHostMallocMapped, and the same of hipHostRegister."""
+
+NON_BLOCKING, NO_TIMING = 1, 2
+MEMCPY_DEFAULT = 4
+CAPTURE_THREAD_LOCAL = 1
+NOT_READY = 600
+"""hipErrorNotReady: the answer of a query, no failure."""
+
+BUFFER_POINTER, BUFFER_SIZE, BUFFER_END = 1, 2, 3
+"""The marks in `extra` of hipModuleLaunchKernel."""
+
+
+class HipRuntime:
+    """One HIP runtime for all devices of the process. Thread-safe as `Runtime` asks."""
+
+    label = "HIP"
+
+    def __init__(self, binding: Binding, compiler: Compiler) -> None:
+        """Nothing is opened yet."""
+        self._binding = binding
+        self._hip = self._binding.hip
+        self._compiler = compiler
+        self._lock = Lock()
+        self._devices: tuple[Device, ...] | None = None
+        self._opened: set[int] = set()
+        self._homes: dict[int, int] = {}
+        self._kept: dict[int, Any] = {}
+        self._memory: dict[int, int] = {}
+        self._locked = PageLocked()
+        self._functions: dict[tuple[int, KernelKey], Any] = {}
+        self._modules: list[tuple[int, Any]] = []
+        self._library: ctypes.CDLL | None = None
+
+    def _call(self, verb: str, function: Any, *args: Any) -> Any:
+        return self._binding.call(verb, function, *args)
+
+    # devices
+
+    def devices(self) -> Sequence[Device]:
+        """All devices that the runtime lists."""
+        if self._devices is None:
+            self._devices = describe_all(self._binding)
+        return self._devices
+
+    def open_context(self, device: int) -> None:
+        """Make the device current and allocate nothing, which opens its primary context."""
+        with self._lock:
+            if device in self._opened:
+                return
+        verb = f"open a context on HIP{device}"
+        self._call(verb, self._hip.hipSetDevice, device)
+        self._call(verb, self._hip.hipFree, None)
+        with self._lock:
+            self._opened.add(device)
+
+    def _enter(self, device: int, verb: str) -> None:
+        """Make a device this thread's current one."""
+        if device not in self._opened:
+            raise DeviceError(
+                f"{verb} failed",
+                f"no context is open on HIP{device}",
+                "this is an error in the engine; please report it",
+            )
+        self._call(verb, self._hip.hipSetDevice, device)
+
+    def memory(self, device: int) -> DeviceMemory:
+        """What hipMemGetInfo says."""
+        verb = f"ask for the memory of HIP{device}"
+        self._enter(device, verb)
+        free, total = self._call(verb, self._hip.hipMemGetInfo)
+        return DeviceMemory(int(free), int(total))
+
+    def take_error(self) -> str | None:
+        """The last error of this thread, which asking clears."""
+        answer = self._hip.hipGetLastError()
+        status = answer[0] if isinstance(answer, tuple) else answer
+        if int(status) == 0:
+            return None
+        return f"{getattr(status, 'name', status)} ({int(status)})"
+
+    # device memory
+
+    def alloc(self, device: int, nbytes: int) -> int:
+        """hipMalloc, whose addresses are aligned to 256 bytes and more."""
+        verb = f"allocate {nbytes} bytes on HIP{device}"
+        self._enter(device, verb)
+        address = int(self._call(verb, self._hip.hipMalloc, nbytes))
+        with self._lock:
+            self._memory[address] = device
+        return address
+
+    def free(self, device: int, address: int) -> None:
+        """hipFree."""
+        verb = f"free memory on HIP{device}"
+        self._enter(device, verb)
+        self._call(verb, self._hip.hipFree, address)
+        with self._lock:
+            self._memory.pop(address, None)
+
+    # host memory
+
+    def host_alloc(self, nbytes: int) -> int:
+        """hipHostMalloc, portable and mapped."""
+        verb = f"allocate {nbytes} bytes of page-locked memory"
+        address = int(self._call(verb, self._hip.hipHostMalloc, nbytes, PORTABLE_AND_MAPPED))
+        self._locked.add(Locked(address, nbytes, self._device_pointer(address), registered=False))
+        return address
+
+    def host_free(self, address: int) -> None:
+        """hipHostFree."""
+        self._call("free page-locked memory", self._hip.hipHostFree, address)
+        self._locked.remove(address)
+
+    def register(self, address: int, nbytes: int) -> None:
+        """hipHostRegister, portable and mapped."""
+        verb = f"page-lock {nbytes} bytes"
+        if any(self._locked.holding(at) for at in (address, address + nbytes - 1)):
+            raise DeviceError(
+                f"{verb} failed",
+                "part of it is page-locked already",
+                "this is an error in the engine; please report it",
+            )
+        self._call(verb, self._hip.hipHostRegister, address, nbytes, PORTABLE_AND_MAPPED)
+        self._locked.add(Locked(address, nbytes, self._device_pointer(address), registered=True))
+
+    def unregister(self, address: int) -> None:
+        """hipHostUnregister."""
+        self._call("unlock memory", self._hip.hipHostUnregister, address)
+        self._locked.remove(address)
+
+    def _device_pointer(self, address: int) -> int | None:
+        try:
+            found = self._call("ask for an alias", self._hip.hipHostGetDevicePointer, address, 0)
+        except DeviceError:
+            self.take_error()
+            return None
+        return int(found) or None
+
+    def alias(self, address: int, device: int) -> int | None:
+        """The alias that the range got when it was page-locked; all devices share it."""
+        del device
+        return self._locked.alias(address)
+
+    # streams, events, copies
+
+    def _keep(self, made: Any, device: int) -> int:
+        """The handle of a stream, event or graph; the binding's object lives as long as it."""
+        handle = int(made)
+        with self._lock:
+            self._homes[handle], self._kept[handle] = device, made
+        return handle
+
+    def _drop(self, handle: int) -> None:
+        with self._lock:
+            self._homes.pop(handle, None)
+            self._kept.pop(handle, None)
+
+    def _on(self, handle: int, verb: str) -> int:
+        """Make current the device that a handle belongs to; its index."""
+        device = self._homes.get(handle)
+        if device is None:
+            raise DeviceError(
+                f"{verb} failed",
+                f"{handle:#x} is no stream, event or graph of this runtime",
+                "this is an error in the engine; please report it",
+            )
+        self._enter(device, verb)
+        return device
+
+    def create_stream(self, device: int) -> int:
+        """A stream that the default stream does not wait for."""
+        verb = f"create a stream on HIP{device}"
+        self._enter(device, verb)
+        made = self._call(verb, self._hip.hipStreamCreateWithFlags, NON_BLOCKING)
+        return self._keep(made, device)
+
+    def destroy_stream(self, stream: int) -> None:
+        """hipStreamDestroy."""
+        self._on(stream, "free a stream")
+        self._call("free a stream", self._hip.hipStreamDestroy, stream)
+        self._drop(stream)
+
+    def create_event(self, device: int) -> int:
+        """An event without timing."""
+        verb = f"create an event on HIP{device}"
+        self._enter(device, verb)
+        made = self._call(verb, self._hip.hipEventCreateWithFlags, NO_TIMING)
+        return self._keep(made, device)
+
+    def destroy_event(self, event: int) -> None:
+        """hipEventDestroy."""
+        self._on(event, "free an event")
+        self._call("free an event", self._hip.hipEventDestroy, event)
+        self._drop(event)
+
+    def record(self, event: int, stream: int) -> None:
+        """hipEventRecord."""
+        self._on(stream, "record an event")
+        self._call("record an event", self._hip.hipEventRecord, event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """hipStreamWaitEvent."""
+        self._on(stream, "wait for an event")
+        self._call("wait for an event", self._hip.hipStreamWaitEvent, stream, event, 0)
+
+    def finished(self, event: int) -> bool:
+        """hipEventQuery."""
+        self._on(event, "ask for an event")
+        answer = self._hip.hipEventQuery(event)
+        status = answer[0] if isinstance(answer, tuple) else answer
+        if int(status) == NOT_READY:
+            return False
+        self._call("ask for an event", lambda: answer)
+        return True
+
+    def synchronize(self, stream: int) -> None:
+        """hipStreamSynchronize."""
+        self._on(stream, "wait for a stream")
+        self._call("wait for a stream", self._hip.hipStreamSynchronize, stream)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """hipMemcpyAsync; the runtime finds out what lies where."""
+        verb = f"copy {nbytes} bytes"
+        device = self._on(stream, verb)
+        if self._locked.split(target, nbytes) or self._locked.split(source, nbytes):
+            raise DeviceError(
+                f"{verb} to or from HIP{device} failed",
+                "the host's side lies in two registrations",
+                "this is an error in the engine; please report it",
+            )
+        self._call(verb, self._hip.hipMemcpyAsync, target, source, nbytes, _kind(self._hip), stream)
+
+    def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
+        """hipMemsetAsync."""
+        self._on(stream, "fill memory")
+        self._call("fill memory", self._hip.hipMemsetAsync, target, value, nbytes, stream)
+
+    # kernels and graphs
+
+    def load(self, device: int, kernels: Sequence[KernelKey]) -> None:
+        """Compile what is not in the cache, load one module a kernel, find its function."""
+        self._enter(device, f"load kernels on HIP{device}")
+        for key in kernels:
+            if (device, key) in self._functions:
+                continue
+            verb = f"load kernel {key.name} on HIP{device}"
+            code, entry = self._compiler.compiled(key, self.devices()[device].architecture)
+            module = self._call(verb, self._hip.hipModuleLoadData, code)
+            found = self._call(verb, self._hip.hipModuleGetFunction, module, entry.encode())
+            with self._lock:
+                self._modules.append((device, module))
+                self._functions[device, key] = found
+
+    def launch(self, launch: Launch, stream: int) -> None:
+        """hipModuleLaunchKernel with the packed block as `extra`."""
+        verb = f"launch {launch.kernel.name}"
+        device = self._on(stream, verb)
+        function = self._functions.get((device, launch.kernel))
+        if function is None:
+            raise DeviceError(
+                f"{verb} failed",
+                f"kernel {launch.kernel} was not loaded on HIP{device}",
+                "this is an error in the engine; please report it",
+            )
+        block = ctypes.create_string_buffer(launch.args, len(launch.args))
+        size = ctypes.c_size_t(len(launch.args))
+        extra = (ctypes.c_void_p * 5)(
+            BUFFER_POINTER, ctypes.addressof(block), BUFFER_SIZE, ctypes.addressof(size), BUFFER_END
+        )
+        self._call(
+            verb,
+            self._hip.hipModuleLaunchKernel,
+            function,
+            *launch.grid,
+            *launch.block,
+            launch.shared,
+            stream,
+            None,
+            ctypes.addressof(extra),
+        )
+
+    def begin_capture(self, stream: int) -> None:
+        """hipStreamBeginCapture; other threads may go on calling what a capture forbids."""
+        self._on(stream, "begin a capture")
+        mode = self._hip.hipStreamCaptureMode(CAPTURE_THREAD_LOCAL)
+        self._call("begin a capture", self._hip.hipStreamBeginCapture, stream, mode)
+
+    def end_capture(self, stream: int) -> int:
+        """hipStreamEndCapture, then hipGraphInstantiate; only the instance is kept."""
+        device = self._on(stream, "end a capture")
+        graph = self._call("end a capture", self._hip.hipStreamEndCapture, stream)
+        try:
+            made = self._call(
+                "instantiate a graph", self._hip.hipGraphInstantiateWithFlags, graph, 0
+            )
+        finally:
+            self._call("free a graph", self._hip.hipGraphDestroy, graph)
+        return self._keep(made, device)
+
+    def destroy_graph(self, graph: int) -> None:
+        """hipGraphExecDestroy."""
+        self._on(graph, "free a graph")
+        self._call("free a graph", self._hip.hipGraphExecDestroy, graph)
+        self._drop(graph)
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """hipGraphLaunch."""
+        self._on(stream, "launch a graph")
+        self._call("launch a graph", self._hip.hipGraphLaunch, graph, stream)
+
+    @property
+    def graph_launcher(self) -> int:
+        """hipGraphLaunch itself, of the very library that the binding opened."""
+        if self._library is None:
+            self._library = ctypes.CDLL(opened_library(self._binding))
+        return ctypes.cast(self._library.hipGraphLaunch, ctypes.c_void_p).value or 0
+
+    # end
+
+    def close(self) -> None:
+        """Wait for the devices, then free streams, events, graphs, memory and modules."""
+        with self._lock:
+            opened, self._opened = sorted(self._opened), set()
+        for device in opened:
+            self._quietly(self._hip.hipSetDevice, device)
+            self._quietly(self._hip.hipDeviceSynchronize)
+        self._free_left(set(opened))
+        self._functions.clear()
+
+    def _free_left(self, devices: set[int]) -> None:
+        for handle, made in list(self._kept.items()):
+            self._quietly(self._hip.hipSetDevice, self._homes[handle])
+            self._quietly(_destroyer(self._hip, made), handle)
+        for device, module in self._modules:
+            if device in devices:
+                self._quietly(self._hip.hipSetDevice, device)
+                self._quietly(self._hip.hipModuleUnload, module)
+        for address, device in list(self._memory.items()):
+            self._quietly(self._hip.hipSetDevice, device)
+            self._quietly(self._hip.hipFree, address)
+        for locked in self._locked.all():
+            undo = self._hip.hipHostUnregister if locked.registered else self._hip.hipHostFree
+            self._quietly(undo, locked.address)
+            self._locked.remove(locked.address)
+        self._kept.clear()
+        self._homes.clear()
+        self._modules.clear()
+        self._memory.clear()
+
+    def _quietly(self, function: Any, *args: Any) -> None:
+        """A call at the end: what fails here leaves nothing to be done."""
+        try:
+            self._call("close", function, *args)
+        except DeviceError:
+            self.take_error()
+
+
+def describe_all(binding: Binding) -> tuple[Device, ...]:
+    """Every device of the runtime; no context is opened. Raises DeviceError."""
+    hip = binding.hip
+    count = binding.call("count devices", hip.hipGetDeviceCount)
+    found = []
+    for index in range(count):
+        facts = binding.call(f"describe HIP{index}", hip.hipGetDeviceProperties, index)
+        made = Device(
+            index=index,
+            label=f"HIP{index}",
+            name=_text(facts.name),
+            architecture=_text(facts.gcnArchName).partition(":")[0],
+            total=int(facts.totalGlobalMem),
+            units=int(facts.multiProcessorCount),
+            warp=int(facts.warpSize),
+        )
+        found.append(made)
+    return tuple(found)
+
+
+def _kind(hip: Any) -> Any:
+    return hip.hipMemcpyKind(MEMCPY_DEFAULT)
+
+
+def _text(value: Any) -> str:
+    raw = value if isinstance(value, bytes) else str(value).encode()
+    return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+def _destroyer(hip: Any, made: Any) -> Any:
+    """The function that frees an object of the binding, by the name of its type."""
+    name = type(made).__name__.lower()
+    if "stream" in name:
+        return hip.hipStreamDestroy
+    return hip.hipEventDestroy if "event" in name else hip.hipGraphExecDestroy

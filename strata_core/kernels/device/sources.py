@@ -1,0 +1,82 @@
+"""From a kernel's key to the source that a run-time compiler takes.
+
+One text for every run-time compiler: lines that say what to compile for, shared headers, the file
+that holds the kernel. Compilers need no include path.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from attrs import frozen
+
+from strata_core.checkpoint.types import TYPES
+from strata_core.kernels.device.table import DEVICE_KERNELS
+from strata_core.runtime import KernelKey
+
+HERE = Path(__file__).parent / "src"
+
+HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h")
+
+FILES = {
+    "elementwise.cu": (
+        "embed", "rms_norm", "rope", "add", "silu_mul", "gate_add", "combine", "gather", "signal",
+    ),
+    "products.cu": ("quantise", "linear", "gate_up", "down"),
+    "attention.cu": ("kv_append", "attention", "merge"),
+    "routing.cu": ("route", "assign", "claim"),
+}  # fmt: skip
+"""Which file holds which kernels."""
+
+FILE_OF = {kernel: file for file, kernels in FILES.items() for kernel in kernels}
+
+FLOATS = frozenset({"F32", "F16", "BF16"})
+"""Types whose rows are multiplied as floats."""
+
+
+@frozen
+class Source:
+    """What to compile: the text, a name for messages, and the entry to look up afterwards."""
+
+    text: str
+    name: str
+    entry: str
+
+
+def source_of(key: KernelKey) -> Source:
+    """The source of a kernel for its parameters. Raises ValueError for one that does not exist."""
+    kernel = DEVICE_KERNELS.get(key.name)
+    if kernel is None or len(key.parameters) != len(kernel.parameters):
+        raise ValueError(f"there is no device kernel {key.name} for {key.parameters}")
+    named = dict(zip(kernel.parameters, key.parameters, strict=True))
+    lines = [f"#define KERNEL_{key.name}", *_definitions(named)]
+    text = "\n".join([*lines, "", *map(_read, HEADERS), _read(FILE_OF[key.name])])
+    label = "_".join([key.name, *map(str, key.parameters)])
+    return Source(text, f"strata_{label}.cu", "add_rows" if key.name == "add" else key.name)
+
+
+def _definitions(named: dict[str, str | int]) -> list[str]:
+    lines = []
+    for name, value in named.items():
+        if name == "kv":
+            lines.append(f"#define KV_{value}")
+        elif name == "head_dim":
+            scale = np.float32(1.0 / np.sqrt(np.float64(int(value))))
+            lines += [f"#define HEAD_DIM {value}", f"#define SCALE {float(scale).hex()}f"]
+        else:
+            if value not in TYPES:
+                raise ValueError(f"there is no weight type {value}")
+            lines.append(f"#define {name.upper()} {value}")
+    factor = named.get("type") or named.get("gate")
+    if factor is not None and factor not in FLOATS:
+        lines.append("#define QUANTISED")
+    if named.get("down") is not None and named["down"] not in FLOATS:
+        lines.append("#define DOWN_QUANTISED")
+    return lines
+
+
+@cache
+def _read(name: str) -> str:
+    return (HERE / name).read_text("utf-8")

@@ -1,0 +1,104 @@
+// Kernels whose elements need their own row alone: embed, rms_norm, rope, add, silu_mul, gate_add,
+// combine, gather, signal. Argument blocks and grids: table.py; arithmetic: sections 3.3 and 5 to 10.
+
+#ifdef KERNEL_embed
+KERNEL(256)
+embed(const int* ids, const u8* table, float* out, i64 stride, int tokens, int width) {
+  const u8* row = table + (size_t)ids[blockIdx.x] * stride;
+  float* to = out + (size_t)blockIdx.x * width;
+#ifdef QUANTISED
+  for (int i = threadIdx.x; i < width; i += 256) to[i] = value<TYPE>(row, i);
+#else
+  for (int i = threadIdx.x; i < width; i += 256) to[i] = TYPE::at(row, i);
+#endif
+}
+#endif
+
+#ifdef KERNEL_rms_norm
+KERNEL(128)
+rms_norm(const float* x, float* out, const float* weight, int rows, int runs, int dim, float eps) {
+  __shared__ float stripes[64], factor;
+  size_t at = ((size_t)blockIdx.y * runs + blockIdx.x) * dim;
+  int tid = threadIdx.x;
+  if (tid < 64) {
+    float acc = 0.f;
+    for (int i = tid; i < dim; i += 64) acc = fma_(x[at + i], x[at + i], acc);
+    stripes[tid] = acc;
+  }
+  __syncthreads();
+  if (tid == 0) factor = div_(1.f, sqrt_(add(div_(fold64_of(stripes), (float)dim), eps)));
+  __syncthreads();
+  for (int i = tid; i < dim; i += 128) out[at + i] = mul(mul(x[at + i], factor), weight[i]);
+}
+#endif
+
+#ifdef KERNEL_rope
+KERNEL(64)
+rope(float* x, const float* cos, const float* sin, int tokens, int heads, int head_dim, int half) {
+  float* head = x + ((size_t)blockIdx.y * heads + blockIdx.x) * head_dim;
+  for (int i = threadIdx.x; i < half; i += 64) {
+    float c = cos[(size_t)blockIdx.y * half + i], s = sin[(size_t)blockIdx.y * half + i];
+    float a = head[i], b = head[i + half];
+    head[i] = fma_(-b, s, mul(a, c));
+    head[i + half] = fma_(b, c, mul(a, s));
+  }
+}
+#endif
+
+#define ELEMENT                                   \
+  int i = blockIdx.x * 256 + threadIdx.x;         \
+  if (i >= width) return;                         \
+  size_t at = (size_t)blockIdx.y * width + i
+
+#ifdef KERNEL_add
+KERNEL(256)
+add_rows(float* x, const float* y, int rows, int width) {
+  ELEMENT;
+  x[at] = add(x[at], y[at]);
+}
+#endif
+
+#ifdef KERNEL_silu_mul
+KERNEL(256)
+silu_mul(const float* gate, const float* up, float* out, int rows, int width) {
+  ELEMENT;
+  out[at] = mul(silu(gate[at]), up[at]);
+}
+#endif
+
+#ifdef KERNEL_gate_add
+KERNEL(256)
+gate_add(float* x, const float* y, const float* gate, int rows, int width) {
+  ELEMENT;
+  x[at] = fma_(sigmoid(gate[blockIdx.y]), y[at], x[at]);
+}
+#endif
+
+#ifdef KERNEL_combine
+KERNEL(256)
+combine(float* x, const Entry* entries, const float* weights, int tokens, int width, int top_k) {
+  ELEMENT;
+  float acc = 0.f;
+  for (int k = 0; k < top_k; k++) {
+    int entry = blockIdx.y * top_k + k;
+    acc = fma_(weights[entry], ((const volatile float*)entries[entry].row)[i], acc);
+  }
+  x[at] = add(x[at], acc);
+}
+#endif
+
+#ifdef KERNEL_gather
+KERNEL(256)
+gather(const float* x, const int* index, float* out, int rows, int width) {
+  ELEMENT;
+  out[at] = x[(size_t)index[blockIdx.y] * width + i];
+}
+#endif
+
+#ifdef KERNEL_signal
+KERNEL(1)
+signal(i64* word, const i64* value) {
+  fence_system();
+  *(volatile i64*)word = *value;
+}
+#endif

@@ -1,0 +1,108 @@
+// docs/arithmetic.md, sections 1, 2 and 5: folds, elementary functions, the blocks of activations.
+#ifndef STRATA_EXACT_H
+#define STRATA_EXACT_H
+
+// Fold of the stripes that 8 neighbouring lanes hold, on every lane: ((s0 + s1) + s2) ... + s7.
+DEV float fold8(float s) {
+  float total = LANE(s, 0, 8);
+#pragma unroll
+  for (int i = 1; i < 8; i++) total = add(total, LANE(s, i, 8));
+  return total;
+}
+
+// Fold of 64 stripes of which lane j of 8 holds j, j + 8, ..., j + 56.
+DEV float fold64(const float* s) {
+  float t = s[0];
+#pragma unroll
+  for (int k = 1; k < 8; k++) t = add(t, s[k]);
+  return fold8(t);
+}
+
+// The same fold by one thread over 64 stripes in shared memory.
+DEV float fold64_of(const float* s) {
+  float total = 0.f;
+  for (int j = 0; j < 8; j++) {
+    float t = s[j];
+    for (int k = 1; k < 8; k++) t = add(t, s[j + 8 * k]);
+    total = j ? add(total, t) : t;
+  }
+  return total;
+}
+
+DEV float exp_(float x) {
+  if (x < -87.f) return 0.f;
+  if (!(x <= 88.f)) return add(x, float_of(0x7f800000u));
+  float n = rintf(mul(x, 0x1.715476p+0f));
+  float r = fma_(n, -0x1.7f7d1cp-20f, fma_(n, -0x1.62e4p-1f, x));
+  float p = 0x1.6a5228p-10f;
+  p = fma_(p, r, 0x1.12396cp-7f);
+  p = fma_(p, r, 0x1.5558aap-5f);
+  p = fma_(p, r, 0x1.555492p-3f);
+  p = fma_(p, r, 0x1.fffffcp-2f);
+  p = add(fma_(mul(r, r), p, r), 1.f);
+  return float_of(bits_of(p) + ((u32)(int)n << 23));
+}
+
+DEV float sigmoid(float x) { return div_(1.f, add(1.f, exp_(-x))); }
+DEV float silu(float x) { return div_(x, add(1.f, exp_(-x))); }
+
+// --- activations: records of 256, as layout.py sizes them --------------------------------------
+// 16-byte pieces [4 pieces][8 blocks]: piece 0 and 1 the upper plane of weights 0..15 and 16..31 of
+// a block, 2 and 3 the lower plane; then 8 scales, then 8 sums.
+#define RECORD_BYTES 576
+#define LARGEST 16383.f
+
+DEV const u8* record_of(const u8* row, int block) { return row + (size_t)(block >> 3) * RECORD_BYTES; }
+
+// 32 neighbouring threads hold the 32 values of a block: its record's part is written. `lane` is the
+// thread's place among them. False where a value is not finite.
+DEV bool store_block(u8* row, int block, int lane, float x) {
+  float amax = fabsf(x);
+  bool good = finite(x);
+#pragma unroll
+  for (int o = 16; o; o >>= 1) {
+    amax = largest(amax, SWAP(amax, o, 32));
+    good = good && SWAP((int)good, o, 32);
+  }
+  float d = div_(amax, LARGEST), id = div_(LARGEST, amax);
+  int q = 0;
+  if (good && d != 0.f && finite(id)) q = (int)rintf(mul(x, id));
+  else d = 0.f;
+  int sum = q;
+#pragma unroll
+  for (int o = 16; o; o >>= 1) sum += SWAP(sum, o, 32);
+  u8* at = row + (size_t)(block >> 3) * RECORD_BYTES;
+  int j = block & 7;
+  u8* piece = at + ((lane >> 4) * 8 + j) * 16 + (lane & 15);
+  piece[0] = (u8)(q >> 7);
+  piece[2 * 8 * 16] = (u8)(q & 127);
+  if (lane == 0) {
+    ((float*)(at + 512))[j] = d;
+    ((int*)(at + 544))[j] = sum;
+  }
+  return good;
+}
+
+// One block of activations as a lane of a row's product reads it.
+struct Activations {
+  int high[8], low[8], sum;
+  float d;
+};
+
+DEV void load_block(const u8* row, int block, Activations& a) {
+  const u8* at = record_of(row, block);
+  int j = block & 7;
+  const int4* piece = (const int4*)at + j;
+  int4 p[4] = {piece[0], piece[8], piece[16], piece[24]};
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    a.high[4 * i] = p[i].x, a.high[4 * i + 1] = p[i].y;
+    a.high[4 * i + 2] = p[i].z, a.high[4 * i + 3] = p[i].w;
+    a.low[4 * i] = p[2 + i].x, a.low[4 * i + 1] = p[2 + i].y;
+    a.low[4 * i + 2] = p[2 + i].z, a.low[4 * i + 3] = p[2 + i].w;
+  }
+  a.d = ((const float*)(at + 512))[j];
+  a.sum = ((const int*)(at + 544))[j];
+}
+
+#endif

@@ -1,0 +1,125 @@
+// What CUDA and HIP call differently, and nothing else. No header is included, so that the run-time
+// compilers need no include path.
+#ifndef STRATA_PORTABLE_H
+#define STRATA_PORTABLE_H
+
+#if defined(__HIP__) || defined(__HIPCC__) || defined(__HIP_PLATFORM_AMD__) || defined(__HIP_PLATFORM_HCC__)
+#define STRATA_HIP
+#endif
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define DEV __device__ __forceinline__
+
+#ifdef STRATA_HIP
+#define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads) void
+#else
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#endif
+
+// --- floats: every operation by name, each one rounding to nearest, so that nothing is contracted.
+// AMD's __fsqrt_rn and __fdiv_rn may be the native approximations; its plain operators are correctly
+// rounded unless the compiler is told otherwise.
+#ifdef STRATA_HIP
+#pragma clang fp contract(off)
+DEV float add(float a, float b) { return a + b; }
+DEV float sub(float a, float b) { return a - b; }
+DEV float mul(float a, float b) { return a * b; }
+DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEV float div_(float a, float b) { return a / b; }
+DEV float sqrt_(float a) { return __builtin_sqrtf(a); }
+#else
+DEV float add(float a, float b) { return __fadd_rn(a, b); }
+DEV float sub(float a, float b) { return __fadd_rn(a, -b); }
+DEV float mul(float a, float b) { return __fmul_rn(a, b); }
+DEV float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEV float div_(float a, float b) { return __fdiv_rn(a, b); }
+DEV float sqrt_(float a) { return __fsqrt_rn(a); }
+#endif
+DEV float float_of(u32 bits) { return __uint_as_float(bits); }
+DEV u32 bits_of(float x) { return __float_as_uint(x); }
+DEV bool finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
+DEV float largest(float a, float b) { return a > b ? a : b; }
+
+// --- halves
+#ifdef STRATA_HIP
+DEV float half_of(u32 h) {
+  union { u16 u; _Float16 f; } x;
+  x.u = (u16)h;
+  return (float)x.f;
+}
+DEV u16 to_half(float v) {
+  union { u16 u; _Float16 f; } x;
+  x.f = (_Float16)v;
+  return x.u;
+}
+#else
+DEV float half_of(u32 h) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((u16)h));
+  return f;
+}
+DEV u16 to_half(float f) {
+  u16 h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+#endif
+
+// --- lanes: groups of 8 and of 32 neighbouring threads, whatever a wave is
+#ifdef STRATA_HIP
+#define LANE(v, source, width) __shfl(v, source, width)
+#define SWAP(v, mask, width) __shfl_xor(v, mask, width)
+#else
+#define LANE(v, source, width) __shfl_sync(~0u, v, source, width)
+#define SWAP(v, mask, width) __shfl_xor_sync(~0u, v, mask, width)
+#endif
+
+// --- integers: four signed bytes times four signed bytes, added to c
+#if defined(STRATA_HIP)
+#if defined(__gfx906__) || defined(__gfx908__) || defined(__gfx90a__) || defined(__gfx942__) || \
+    defined(__gfx1011__) || defined(__gfx1012__) || defined(__gfx1030__) || defined(__gfx1031__) || \
+    defined(__gfx1032__) || defined(__gfx1034__)
+DEV int dot4(int a, int b, int c) { return __builtin_amdgcn_sdot4(a, b, c, false); }
+#elif defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || \
+    defined(__gfx1200__) || defined(__gfx1201__)
+DEV int dot4(int a, int b, int c) { return __builtin_amdgcn_sudot4(true, a, true, b, c, false); }
+#else
+#define STRATA_PLAIN_DOT4
+#endif
+#elif __CUDA_ARCH__ >= 610
+DEV int dot4(int a, int b, int c) { return __dp4a(a, b, c); }
+#else
+#define STRATA_PLAIN_DOT4
+#endif
+#ifdef STRATA_PLAIN_DOT4
+DEV int dot4(int a, int b, int c) {
+  for (int i = 0; i < 32; i += 8) c += (int)(i8)(a >> i) * (int)(i8)(b >> i);
+  return c;
+}
+#endif
+
+// Bytes 4..7 of which the selector's nibbles choose four: what two words hold, byte by byte.
+#ifdef STRATA_HIP
+DEV u32 choose(u32 low, u32 high, u32 nibbles) {
+  u64 both = (u64)high << 32 | low;
+  u32 out = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) out |= (u32)((both >> 8 * (nibbles >> 4 * i & 7)) & 255) << 8 * i;
+  return out;
+}
+#else
+DEV u32 choose(u32 low, u32 high, u32 nibbles) { return __byte_perm(low, high, nibbles); }
+#endif
+
+// --- memory that others see
+DEV void fence_system() { __threadfence_system(); }
+
+DEV void latch(u32* status, int op) { atomicMin(status, (u32)op); }
+
+#endif

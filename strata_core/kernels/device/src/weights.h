@@ -1,0 +1,243 @@
+// docs/arithmetic.md, section 3: what one lane holds of a block of 32 weights, type by type.
+#ifndef STRATA_WEIGHTS_H
+#define STRATA_WEIGHTS_H
+
+// 32 signed bytes in 8 words, in the order of the weights; integer scales of the two halves;
+// minimum's integer; float scales. What a type does not use is not touched.
+struct Block {
+  int w[8];
+  int scale[2], low;
+  float d, m;
+};
+
+// N words from any address. No byte beyond the last whole word that holds one of them is read.
+template <int N>
+DEV void words(const u8* p, u32* out) {
+  u32 shift = (u32)((size_t)p & 3) * 8;
+  const u32* from = (const u32*)((size_t)p & ~(size_t)3);
+  u32 a = from[0];
+  if (!shift) {
+    out[0] = a;
+#pragma unroll
+    for (int i = 1; i < N; i++) out[i] = from[i];
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    u32 b = from[i + 1];
+    out[i] = a >> shift | b << (32 - shift);
+    a = b;
+  }
+}
+
+DEV u32 half_at(const u8* p) { return p[0] | (u32)p[1] << 8; }
+
+// Low and high nibbles of 16 bytes as 32 bytes.
+DEV void nibbles(const u8* p, int* w) {
+  u32 n[4];
+  words<4>(p, n);
+#pragma unroll
+  for (int i = 0; i < 4; i++) w[i] = n[i] & 0x0f0f0f0f, w[4 + i] = n[i] >> 4 & 0x0f0f0f0f;
+}
+
+// Bit i of `h` as bit 4 of byte i of the 32.
+DEV void fifth_bits(u32 h, int* w) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    u32 four = h >> 4 * i & 15;
+    w[i] |= (int)((four & 1) << 4 | (four & 2) << 11 | (four & 4) << 18 | (four & 8) << 25);
+  }
+}
+
+// How a type sums: SCALED by integers (1), or each half by its own (2); SIGN of its minimum; BIAS
+// that its integers lack.
+#define TRAITS(bytes, scaled, sign, bias)                                 \
+  static const int BLOCK_BYTES = bytes, SCALED = scaled, SIGN = sign, BIAS = bias
+
+struct Q8_0 {
+  TRAITS(34, 0, 0, 0);
+  DEV static void load(const u8* row, int b, Block& o) {
+    const u8* p = row + (size_t)b * 34;
+    o.d = half_of(half_at(p));
+    words<8>(p + 2, (u32*)o.w);
+  }
+};
+
+struct Q4_0 {
+  TRAITS(18, 0, 0, 8);
+  DEV static void load(const u8* row, int b, Block& o) {
+    const u8* p = row + (size_t)b * 18;
+    o.d = half_of(half_at(p));
+    nibbles(p + 2, o.w);
+  }
+};
+
+struct Q4_1 {
+  TRAITS(20, 0, 1, 0);
+  DEV static void load(const u8* row, int b, Block& o) {
+    const u8* p = row + (size_t)b * 20;
+    o.d = half_of(half_at(p)), o.m = half_of(half_at(p + 2));
+    nibbles(p + 4, o.w);
+  }
+};
+
+struct Q5_0 {
+  TRAITS(22, 0, 0, 16);
+  DEV static void load(const u8* row, int b, Block& o) {
+    const u8* p = row + (size_t)b * 22;
+    o.d = half_of(half_at(p));
+    nibbles(p + 6, o.w);
+    fifth_bits(half_at(p + 2) | half_at(p + 4) << 16, o.w);
+  }
+};
+
+struct Q5_1 {
+  TRAITS(24, 0, 1, 0);
+  DEV static void load(const u8* row, int b, Block& o) {
+    const u8* p = row + (size_t)b * 24;
+    o.d = half_of(half_at(p)), o.m = half_of(half_at(p + 2));
+    nibbles(p + 8, o.w);
+    fifth_bits(half_at(p + 4) | half_at(p + 6) << 16, o.w);
+  }
+};
+
+struct MXFP4 {
+  TRAITS(17, 0, 0, 0);
+  // Four nibbles, one in each of the low 16 bits' nibbles, to twice their E2M1 values as bytes.
+  DEV static u32 values(u32 n) {
+    u32 positive = choose(0x03020100, 0x0c080604, n & 0x7777);
+    u32 negative = choose(0xfdfeff00, 0xf4f8fafc, n & 0x7777);
+    u32 signs = n >> 3 & 0x1111, mask = 0;
+    mask = ((signs & 1) | (signs & 0x10) << 4 | (signs & 0x100) << 8 | (signs & 0x1000) << 12) * 255;
+    return (positive & ~mask) | (negative & mask);
+  }
+  DEV static u32 gather(u32 n) {
+    n &= 0x0f0f0f0f;
+    n = (n | n >> 4) & 0x00ff00ff;
+    return (n | n >> 8) & 0xffff;
+  }
+  DEV static float scale(u32 e) { return float_of(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
+  DEV static void load(const u8* row, int b, Block& o) {
+    const u8* p = row + (size_t)b * 17;
+    u32 n[4];
+    o.d = scale(p[0]);
+    words<4>(p + 1, n);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      o.w[i] = (int)values(gather(n[i])), o.w[4 + i] = (int)values(gather(n[i] >> 4));
+  }
+};
+
+// Scale and minimum of block j of a superblock of Q4_K or Q5_K, from its 12 bytes.
+DEV void k_scales(const u8* s, int j, Block& o) {
+  if (j < 4) {
+    o.scale[0] = s[j] & 63, o.low = s[j + 4] & 63;
+  } else {
+    o.scale[0] = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+    o.low = (s[j + 4] >> 4) | (s[j] >> 6) << 4;
+  }
+}
+
+struct Q4_K {
+  TRAITS(18, 1, -1, 0);
+  DEV static void load(const u8* row, int b, Block& o) {
+    const u8* p = row + (size_t)(b >> 3) * 144;
+    int j = b & 7;
+    u32 n[8];
+    o.d = half_of(half_at(p)), o.m = half_of(half_at(p + 2));
+    k_scales(p + 4, j, o);
+    words<8>(p + 16 + 32 * (j >> 1), n);
+#pragma unroll
+    for (int i = 0; i < 8; i++) o.w[i] = n[i] >> 4 * (j & 1) & 0x0f0f0f0f;
+  }
+};
+
+struct Q5_K {
+  TRAITS(22, 1, -1, 0);
+  DEV static void load(const u8* row, int b, Block& o) {
+    const u8* p = row + (size_t)(b >> 3) * 176;
+    int j = b & 7;
+    u32 n[8], h[8];
+    o.d = half_of(half_at(p)), o.m = half_of(half_at(p + 2));
+    k_scales(p + 4, j, o);
+    words<8>(p + 16, h);
+    words<8>(p + 48 + 32 * (j >> 1), n);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      o.w[i] = (n[i] >> 4 * (j & 1) & 0x0f0f0f0f) | (h[i] >> j & 0x01010101) << 4;
+  }
+};
+
+struct Q6_K {
+  TRAITS(26, 2, 0, 0);
+  DEV static void load(const u8* row, int b, Block& o) {
+    const u8* p = row + (size_t)(b >> 3) * 210;
+    int j = b & 7, g = j >> 2, k = j & 3;
+    u32 l[8], h[8];
+    o.d = half_of(half_at(p + 208));
+    o.scale[0] = (i8)p[192 + 2 * j], o.scale[1] = (i8)p[193 + 2 * j];
+    words<8>(p + 64 * g + 32 * (k & 1), l);
+    words<8>(p + 128 + 32 * g, h);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      u32 w = (l[i] >> (k >= 2 ? 4 : 0) & 0x0f0f0f0f) | (h[i] >> 2 * k & 0x03030303) << 4;
+      o.w[i] = (int)(((w | 0x80808080u) - 0x20202020u) ^ 0x80808080u);
+    }
+  }
+};
+
+// Steps 1 to 3 of section 3 for one block.
+template <class W>
+DEV float block_step(const Block& f, const Activations& a, float acc) {
+  int dot;
+  if (W::SCALED == 2) {
+    int part[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      int high = 0, low = 0;
+#pragma unroll
+      for (int i = 4 * n; i < 4 * n + 4; i++)
+        high = dot4(f.w[i], a.high[i], high), low = dot4(f.w[i], a.low[i], low);
+      part[n] = high * 128 + low;
+    }
+    dot = f.scale[0] * part[0] + f.scale[1] * part[1];
+  } else {
+    int high = 0, low = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      high = dot4(f.w[i], a.high[i], high), low = dot4(f.w[i], a.low[i], low);
+    dot = high * 128 + low - W::BIAS * a.sum;
+    if (W::SCALED) dot *= f.scale[0];
+  }
+  if (W::SIGN < 0) acc = fma_(-(float)(f.low * a.sum), mul(f.m, a.d), acc);
+  acc = fma_((float)dot, mul(f.d, a.d), acc);
+  if (W::SIGN > 0) acc = fma_((float)a.sum, mul(f.m, a.d), acc);
+  return acc;
+}
+
+// --- single weights (section 3.3) and float rows (section 4) -----------------------------------
+
+DEV int byte_of(const int* w, int i) { return (int)(i8)((u32)w[i >> 2] >> 8 * (i & 3)); }
+
+template <class W>
+DEV float value(const u8* row, int i) {
+  Block f;
+  W::load(row, i >> 5, f);
+  int k = i & 31, w = byte_of(f.w, k) - W::BIAS;
+  if (W::SCALED) w *= f.scale[W::SCALED == 2 ? k >> 4 : 0];
+  float v = mul(f.d, (float)w);
+  if (W::SIGN < 0) return sub(v, mul(f.m, (float)f.low));
+  return W::SIGN > 0 ? add(v, f.m) : v;
+}
+
+struct F32 {
+  DEV static float at(const u8* row, int i) { return ((const float*)row)[i]; }
+};
+struct F16 {
+  DEV static float at(const u8* row, int i) { return half_of(((const u16*)row)[i]); }
+};
+struct BF16 {
+  DEV static float at(const u8* row, int i) { return float_of((u32)((const u16*)row)[i] << 16); }
+};
+
+#endif

@@ -1,0 +1,103 @@
+"""Every kernel of the device table on a real device against the CPU's compiled steps, bit by bit.
+
+Compiles all kernels, runs each on random and edge inputs in windows of 1 to 8 tokens, and prints
+one line for each kernel and set of types: how many cases were equal, or the first difference.
+Leaves with 1 if anything differs.
+
+Run: python tests/device/check_kernels.py [--only NAME] [--device N] [--cache FOLDER] [--list]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "tests/device_sources")]
+
+from attention_cases import all_attention_cases  # noqa: E402
+from buffer_cases import buffer_cases  # noqa: E402
+from kernel_bench import Bench, difference  # noqa: E402
+from weight_cases import weight_cases  # noqa: E402
+
+from strata_core.errors import StrataError  # noqa: E402
+from strata_core.kernels.code_cache import CodeCache  # noqa: E402
+from strata_core.kernels.cpu.jit import Compiler as CpuCompiler  # noqa: E402
+from strata_core.kernels.cpu.library import Library  # noqa: E402
+from strata_core.kernels.cpu.target import host_target  # noqa: E402
+from strata_core.testing.sim import SimHardware, SimRuntime  # noqa: E402
+from strata_core.testing.sim.host_kernels import HostKernels, pointers  # noqa: E402
+
+
+def oracle(folder: Path) -> Bench:
+    """The simulated accelerator, whose kernels are the CPU's compiled steps."""
+    library = Library(CpuCompiler(host_target(), folder, print))
+    kernels = HostKernels(library).mapping()
+    return Bench(SimRuntime(SimHardware(), host_kernels=kernels, pointers=pointers), planes=False)
+
+
+def device(folder: Path, number: int) -> Bench:
+    """The CUDA device of that number."""
+    from strata_cuda.binding import load_binding
+    from strata_cuda.compiler import Compiler
+    from strata_cuda.runtime import CudaRuntime
+
+    binding = load_binding("windows" if sys.platform == "win32" else "linux")
+    runtime = CudaRuntime(binding, Compiler(binding, CodeCache(folder, print)))
+    found = runtime.devices()[number]
+    print(f"{found.label}: {found.name}, {found.architecture}, {found.units} units", flush=True)
+    return Bench(runtime, planes=True, device=number)
+
+
+def check(cases, expected: Bench, tested: Bench) -> int:
+    """Run all; the number of kernels that differ somewhere."""
+    counts: Counter = Counter()
+    problems: dict = {}
+    for case in cases:
+        try:
+            found = difference(expected.run(case), tested.run(case))
+        except (AssertionError, StrataError) as error:
+            found = f"{type(error).__name__}: {error}"
+        counts[case.key] += 1
+        if found:
+            problems.setdefault(case.key, []).append(f"{case.label}: {found}")
+    for key in sorted(counts):
+        name = " ".join(map(str, (key.name, *key.parameters)))
+        wrong = problems.get(key, [])
+        print(f"{name:28} {counts[key] - len(wrong)}/{counts[key]} equal", *wrong[:2], sep="\n    ")
+    print(f"{sum(counts.values())} cases of {len(counts)} kernels, {len(problems)} kernels differ")
+    return len(problems)
+
+
+def main() -> int:
+    """Parse, compile at once, run."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--only", default="", help="kernels whose name begins so")
+    options.add_argument("--device", type=int, default=0)
+    options.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "strata-check")
+    options.add_argument("--list", action="store_true", help="print the cases and leave")
+    asked = options.parse_args()
+    cases = [*buffer_cases(), *weight_cases(), *all_attention_cases()]
+    cases = [case for case in cases if case.key.name.startswith(asked.only)]
+    if asked.list:
+        print(*(f"{case.key.name} {case.key.parameters}: {case.label}" for case in cases), sep="\n")
+        return 0
+    tested = device(asked.cache, asked.device)
+    start = time.perf_counter()
+    tested.runtime.load(asked.device, [case.key for case in cases])
+    print(f"compiled and loaded in {time.perf_counter() - start:.1f} s", flush=True)
+    start = time.perf_counter()
+    try:
+        wrong = check(cases, oracle(asked.cache), tested)
+    finally:
+        tested.runtime.close()
+    print(f"ran in {time.perf_counter() - start:.1f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
