@@ -81,7 +81,7 @@ class CodeCache:
 
 
 def kernel_folder(options: Mapping[str, Any]) -> Path | None:
-    """Where compiled kernels are kept by settings by key: in `cache_dir`, else the user's caches."""
+    """The folder of compiled kernels: in the setting `cache_dir`, else in the user's caches."""
     named = options.get("cache_dir")
     folder = Path(named) if named else cache_folder()
     return folder / "kernels" if folder else None
