@@ -57,6 +57,11 @@ def linear_cases(type_name: str) -> Iterator[Case]:
             data = stored_rows(type_name, rows, columns, rng)
             lead = np.zeros(shift, np.uint8)
             x = activations(tokens, columns, rng)
+            if type_name in FLOATS:
+                # products below the smallest float: stripes of -0
+                x[-1] = -np.abs(x[-1]) * np.float32(1e-38)
+                data[3] = stored_rows(type_name, 1, columns, rng)[0] & 0x7F
+                data[3] &= np.array([0xFF, 0x0F] * (data.shape[1] // 2), np.uint8)
             buffers = {
                 "weight": Buffer(np.concatenate([lead, data.ravel()])),
                 "x": Buffer(inputs_of(type_name, x)),
@@ -107,7 +112,8 @@ def expert_cases(gate: str, up: str, down: str) -> Iterator[Case]:
                 offset = int(entries["expert"][i]) * rows * data.shape[1]
                 links.append(("entries", 48 * i + at, Ref(name, offset)))
             links.append(("entries", 48 * i + 16, Ref("gates")))
-        x = inputs_of(gate, activations(tokens, columns, rng) * np.float32(0.1))
+        # inner activations stay finite: what others would become is unspecified
+        x = inputs_of(gate, np.clip(activations(tokens, columns, rng), -9, 9) * np.float32(0.1))
         pitch = inner_bytes(rows)
         inner = np.zeros((picks.size, -(-rows // 256)), RECORD)
         floats = np.zeros((picks.size, pitch // 4), np.float32)

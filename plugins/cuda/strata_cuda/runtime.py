@@ -237,13 +237,18 @@ class CudaRuntime:
             self._homes[handle] = device, kind
         return handle
 
-    def _on(self, handle: int, verb: str, kind: str) -> int:
-        """Make current the device that a handle belongs to; its index."""
+    def _home(self, handle: int, verb: str, kind: str) -> int:
+        """The device that a handle belongs to."""
         home = self._homes.get(handle)
         if home is None or home[1] != kind:
             raise DeviceError(f"{verb} failed", f"{handle:#x} is no {kind} of CUDA's", REPORT)
-        self._enter(home[0], verb)
         return home[0]
+
+    def _on(self, handle: int, verb: str, kind: str) -> int:
+        """Make current the device that a handle belongs to; its index."""
+        device = self._home(handle, verb, kind)
+        self._enter(device, verb)
+        return device
 
     def _destroy(self, handle: int, kind: str, function: Callable[[int], Any]) -> None:
         self._on(handle, f"free {kind}", kind)
@@ -275,11 +280,13 @@ class CudaRuntime:
 
     def record(self, event: int, stream: int) -> None:
         """cudaEventRecord."""
+        self._home(event, "record an event", "event")
         self._on(stream, "record an event", "stream")
         self._call("record an event", self._cuda.eventRecord, event, stream)
 
     def wait(self, stream: int, event: int) -> None:
         """cudaStreamWaitEvent; the event may be another device's."""
+        self._home(event, "wait for an event", "event")
         self._on(stream, "wait for an event", "stream")
         self._call("wait for an event", self._cuda.streamWaitEvent, stream, event)
 
@@ -379,6 +386,7 @@ class CudaRuntime:
 
     def launch_graph(self, graph: int, stream: int) -> None:
         """cudaGraphLaunch."""
+        self._home(graph, "launch a graph", "graph")
         self._on(stream, "launch a graph", "stream")
         self._call("launch a graph", self._cuda.graphLaunch, graph, stream)
 

@@ -33,7 +33,7 @@ DEV bool keep(Stored* to, u16* scales, size_t at, float x) {
 #pragma unroll
   for (int o = 16; o; o >>= 1) {
     amax = largest(amax, SWAP(amax, o, 32));
-    good = SWAP(good, o, 32) && good;
+    good &= SWAP(good, o, 32);
   }
   u16 half = to_half(div_(amax, 127.f));
   float d = half_of(half);

@@ -58,11 +58,11 @@ DEV const u8* record_of(const u8* row, int block) { return row + (size_t)(block 
 // thread's place among them. False where a value is not finite.
 DEV bool store_block(u8* row, int block, int lane, float x) {
   float amax = fabsf(x);
-  bool good = finite(x);
+  int good = finite(x);
 #pragma unroll
   for (int o = 16; o; o >>= 1) {
     amax = largest(amax, SWAP(amax, o, 32));
-    good = good && SWAP((int)good, o, 32);
+    good &= SWAP(good, o, 32);  // every lane takes part, whatever it holds itself
   }
   float d = div_(amax, LARGEST), id = div_(LARGEST, amax);
   int q = 0;

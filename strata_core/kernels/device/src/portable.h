@@ -16,7 +16,9 @@ typedef long long i64;
 
 #define DEV __device__ __forceinline__
 
-#ifdef STRATA_HIP
+#if defined(STRATA_EMULATED)
+// A test runs the sources on the host and has its own words for these in front.
+#elif defined(STRATA_HIP)
 #define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads) void
 #else
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
@@ -47,7 +49,8 @@ DEV bool finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 DEV float largest(float a, float b) { return a > b ? a : b; }
 
 // --- halves
-#ifdef STRATA_HIP
+#if defined(STRATA_EMULATED)
+#elif defined(STRATA_HIP)
 DEV float half_of(u32 h) {
   union { u16 u; _Float16 f; } x;
   x.u = (u16)h;
@@ -72,7 +75,8 @@ DEV u16 to_half(float f) {
 #endif
 
 // --- lanes: groups of 8 and of 32 neighbouring threads, whatever a wave is
-#ifdef STRATA_HIP
+#if defined(STRATA_EMULATED)
+#elif defined(STRATA_HIP)
 #define LANE(v, source, width) __shfl(v, source, width)
 #define SWAP(v, mask, width) __shfl_xor(v, mask, width)
 #else
@@ -92,7 +96,7 @@ DEV int dot4(int a, int b, int c) { return __builtin_amdgcn_sudot4(true, a, true
 #else
 #define STRATA_PLAIN_DOT4
 #endif
-#elif __CUDA_ARCH__ >= 610
+#elif __CUDA_ARCH__ >= 610 || defined(STRATA_EMULATED)
 DEV int dot4(int a, int b, int c) { return __dp4a(a, b, c); }
 #else
 #define STRATA_PLAIN_DOT4

@@ -40,10 +40,14 @@ DEV float float_row(const u8* row, const float* x, int columns, int j) {
   float s[8];
 #pragma unroll
   for (int k = 0; k < 8; k++) s[k] = 0.f;
-  for (int i = j; i < columns; i += 64) {
+  for (int first = j; first - j < columns; first += 64) {
 #pragma unroll
-    for (int k = 0; k < 8; k++)
-      if (i + 8 * k < columns) s[k] = fma_(W::at(row, i + 8 * k), x[i + 8 * k], s[k]);
+    for (int k = 0; k < 8; k++) {
+      // the zero tail takes part: it makes +0 of a stripe that is -0
+      int i = first + 8 * k;
+      bool in = i < columns;
+      s[k] = fma_(in ? W::at(row, i) : 0.f, in ? x[i] : 0.f, s[k]);
+    }
   }
   return fold64(s);
 }

@@ -1,0 +1,252 @@
+// The device sources on the host, to run them where no device is: stands in front of them in place
+// of what portable.h names. A thread of a block is a fiber; lanes meet in shuffles, threads of a
+// block in __syncthreads. Lanes of a warp that meet in different places, or that have ended, are an
+// error here, as they are (silently) on a device.
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tuple>
+#include <ucontext.h>
+
+#define STRATA_EMULATED
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define KERNEL(threads) static void
+#define signal signal_kernel  // the C library has one
+
+struct Three {
+  int x, y, z;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+static Three threadIdx, blockIdx, blockDim, gridDim;
+
+// --- fibers ------------------------------------------------------------------------------------
+#define FIBERS 1024
+#define STACK (128 << 10)
+static ucontext_t scheduler, contexts[FIBERS];
+static char* stacks;
+static int current, threads, running;
+static bool ended[FIBERS];
+static unsigned long long posted[FIBERS];
+static int met[FIBERS];           // the place where a fiber waits; 0 where it does not
+static int arrived[FIBERS / 32], waiting;
+static unsigned turn[FIBERS / 32], turns;
+static char problem[200];
+
+static void fail(const char* what, int place, int other) {
+  if (!problem[0])
+    snprintf(problem, sizeof problem, "%s: thread %d of block (%d, %d, %d), at %d and %d", what,
+             current, blockIdx.x, blockIdx.y, blockIdx.z, place, other);
+  ended[current] = true;
+  running = -1;
+  setcontext(&scheduler);
+}
+
+static void yield_fiber() { swapcontext(&contexts[current], &scheduler); }
+
+static int lanes_of(int warp) { return threads - warp * 32 < 32 ? threads - warp * 32 : 32; }
+
+// All lanes of the warp are here; `place` is the line that they must share.
+static void meet_warp(int place) {
+  int warp = current / 32;
+  unsigned mine = turn[warp];
+  for (int i = warp * 32; i < warp * 32 + lanes_of(warp); i++) {
+    if (ended[i]) fail("a lane has ended while others meet", place, 0);
+    if (met[i] && met[i] != place) fail("lanes meet in different places", place, met[i]);
+  }
+  met[current] = place;
+  if (++arrived[warp] == lanes_of(warp)) {
+    arrived[warp] = 0;
+    for (int i = warp * 32; i < warp * 32 + lanes_of(warp); i++) met[i] = 0;
+    turn[warp]++;
+    return;
+  }
+  while (turn[warp] == mine) yield_fiber();
+}
+
+// Threads that have ended are not waited for.
+static void pass_block() {
+  if (!waiting || waiting < running) return;
+  waiting = 0;
+  for (int i = 0; i < threads; i++) met[i] = 0;
+  turns++;
+}
+
+static void meet_block(int place) {
+  unsigned mine = turns;
+  met[current] = -place;
+  waiting++;
+  pass_block();
+  while (turns == mine) yield_fiber();
+}
+#define __syncthreads() meet_block(__LINE__)
+
+template <class T>
+static T exchange(T v, int source, int width, int place) {
+  static_assert(sizeof(T) <= 8, "a lane's value");
+  memcpy(&posted[current], &v, sizeof(T));
+  meet_warp(place);
+  int base = current / width * width, from = base + (source & (width - 1));
+  T got;
+  memcpy(&got, &posted[from], sizeof(T));
+  meet_warp(place + 1000000);  // nobody posts the next value before all have read this one
+  return got;
+}
+
+// --- what portable.h names ---------------------------------------------------------------------
+static inline float __uint_as_float(unsigned b) {
+  float f;
+  memcpy(&f, &b, 4);
+  return f;
+}
+static inline unsigned __float_as_uint(float f) {
+  unsigned b;
+  memcpy(&b, &f, 4);
+  return b;
+}
+static inline float half_of(unsigned h) {
+  uint16_t bits = (uint16_t)h;
+  _Float16 f;
+  memcpy(&f, &bits, 2);
+  return (float)f;
+}
+static inline unsigned short to_half(float v) {
+  _Float16 f = (_Float16)v;
+  uint16_t bits;
+  memcpy(&bits, &f, 2);
+  return bits;
+}
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fsqrt_rn(float a) { return sqrtf(a); }
+static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+static inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 32; i += 8) c += (int)(int8_t)(a >> i) * (int)(int8_t)(b >> i);
+  return c;
+}
+static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
+  unsigned long long both = (unsigned long long)b << 32 | a;
+  unsigned out = 0;
+  for (int i = 0; i < 4; i++) out |= (unsigned)(both >> 8 * (s >> 4 * i & 7) & 255) << 8 * i;
+  return out;
+}
+template <class T>
+static T atomicAdd(T* at, T v) {
+  T old = *at;
+  *at += v;
+  return old;
+}
+static inline unsigned atomicMin(unsigned* at, unsigned v) {
+  unsigned old = *at;
+  if (v < old) *at = v;
+  return old;
+}
+static inline void __threadfence_system() {}
+#define LANE(v, source, width) exchange(v, source, width, __LINE__)
+#define SWAP(v, mask, width) exchange(v, (current & 31) ^ (mask), 32, __LINE__)
+
+// --- launching ---------------------------------------------------------------------------------
+static void (*body)();
+static void start_fiber() {
+  body();
+  ended[current] = true;
+  running--;
+  pass_block();
+  setcontext(&scheduler);
+}
+
+static void start_block() {
+  running = threads;
+  waiting = 0;
+  memset(ended, 0, sizeof ended);
+  memset(met, 0, sizeof met);
+  memset(arrived, 0, sizeof arrived);
+  for (int i = 0; i < threads; i++) {
+    getcontext(&contexts[i]);
+    contexts[i].uc_stack.ss_sp = stacks + (size_t)i * STACK;
+    contexts[i].uc_stack.ss_size = STACK;
+    contexts[i].uc_link = &scheduler;
+    makecontext(&contexts[i], start_fiber, 0);
+  }
+}
+
+// Runs fibers in turn until all have ended, or none gets on.
+static void run_block() {
+  start_block();
+  for (long idle = 0; running > 0;) {
+    int before = running;
+    unsigned long long state = turns;
+    for (int i = 0; i < threads / 32 + 1; i++) state += turn[i < FIBERS / 32 ? i : 0];
+    for (int i = 0; i < threads && running > 0; i++) {
+      if (ended[i]) continue;
+      current = i;
+      threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+      swapcontext(&scheduler, &contexts[i]);
+    }
+    unsigned long long now = turns;
+    for (int i = 0; i < threads / 32 + 1; i++) now += turn[i < FIBERS / 32 ? i : 0];
+    idle = before == running && now == state ? idle + 1 : 0;
+    if (idle > 2 && running > 0) {
+      snprintf(problem, sizeof problem, "threads of block (%d, %d, %d) wait for others for ever",
+               blockIdx.x, blockIdx.y, blockIdx.z);
+      return;
+    }
+  }
+}
+
+static const char* run_grid(const int* grid, const int* block) {
+  if (!stacks) stacks = (char*)malloc((size_t)FIBERS * STACK);
+  gridDim = {grid[0], grid[1], grid[2]};
+  blockDim = {block[0], block[1], block[2]};
+  threads = block[0] * block[1] * block[2];
+  problem[0] = 0;
+  for (int z = 0; z < grid[2]; z++)
+    for (int y = 0; y < grid[1]; y++)
+      for (int x = 0; x < grid[0]; x++) {
+        blockIdx = {x, y, z};
+        run_block();
+        if (problem[0]) return problem;
+      }
+  return 0;
+}
+
+// --- argument blocks: each argument at its natural alignment -----------------------------------
+template <class P>
+static P take(const unsigned char* block, size_t& at) {
+  at = (at + alignof(P) - 1) / alignof(P) * alignof(P);
+  P value;
+  memcpy(&value, block + at, sizeof(P));
+  at += sizeof(P);
+  return value;
+}
+
+template <auto F, class... P>
+static const char* launch(void (*)(P...), const int* grid, const int* block,
+                          const unsigned char* args) {
+  static std::tuple<P...>* values;
+  size_t at = 0;
+  std::tuple<P...> here{take<P>(args, at)...};
+  values = &here;
+  body = [] { std::apply(F, *values); };
+  return run_grid(grid, block);
+}
