@@ -5,7 +5,8 @@ Each role has a record (light, returned by a hook) whose `probe` says whether it
 machine and whose `build` makes the object that does. Records are plain data: nothing here imports
 a GPU library, and no hook is called after start.
 
-`API` is (major, minor): core accepts plugins for the same major and any minor up to its own.
+The interface version is `API` = (major, minor). A plugin states the version it was written for;
+core accepts the same major with any minor up to its own.
 
 Unless a docstring says otherwise: sizes and offsets are bytes, addresses are integers in the host
 address space, and a method is called from the thread that called `build`.
@@ -33,8 +34,6 @@ Role = Literal["backend", "allocator", "source"]
 
 
 # --- records -----------------------------------------------------------------------------------
-
-
 @frozen
 class Usable:
     """A probe's yes. `detail` says in a few words what was found, e.g. a driver version."""
@@ -79,8 +78,9 @@ class BackendRecord:
     the plugin was written for. `supersedes` names records that `auto` drops when this one is
     usable; `fallback` marks one that `auto` takes only when nothing else is usable.
     `probe(machine)` answers from the machine's facts in well under a second and opens no device
-    context; what it looks up it asks through `machine.observe`, so that it can be replayed.
-    `build` may be called once per model. `capabilities` is what it can do anywhere, for planning.
+    context; what it has to look up it asks through `machine.observe`, so that the answer can be
+    given again for a recorded machine. `build` may be called once per model. `capabilities` is
+    what it can do anywhere, for planning; a built backend may offer less on its machine.
     """
 
     name: str
@@ -264,8 +264,8 @@ class View:
 class Source(Protocol):
     """Supplies blobs from host memory or a file.
 
-    One thread, the engine's, calls everything but `read_into`, which any thread may call between
-    `build` and `close`. After a failed call the source is as it was before it.
+    One thread, the engine's, calls everything but `read_into`, which any thread may call at any
+    time between `build` and `close`. After a failed call the source is as it was before it.
     """
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from math import floor
+from pathlib import Path
 
 from attrs import evolve
 
 from strata_core.builtin import CPU
+from strata_core.config import cache_folder
 from strata_core.errors import Degradation
 from strata_core.interfaces import (
     Backend,
@@ -20,11 +22,11 @@ from strata_core.interfaces import (
     Weights,
 )
 from strata_core.kernels.cpu.executor import CpuExecutor
-from strata_core.kernels.cpu.jit import Compiler, Report, open_compiler
+from strata_core.kernels.cpu.jit import Compiler, Report
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.cpu.self_test import check_cpu_lane
-from strata_core.kernels.cpu.target import Target
+from strata_core.kernels.cpu.target import Target, host_target
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
 
@@ -77,10 +79,18 @@ def threads_of(machine: Machine) -> int:
     return max(1, min(machine.physical_cores, floor(granted)))
 
 
+def compiler_of(context: BackendContext) -> Compiler:
+    """A compiler for this processor, with the cache that the context names."""
+    target = host_target()
+    _report_slow(target, context.degrade)
+    named = context.options.get("cache_dir")
+    folder = Path(named) if named else cache_folder()
+    return Compiler(target, folder / "kernels" if folder else None, context.degrade)
+
+
 def build(context: BackendContext) -> Backend:
     """The backend of the record `cpu`."""
-    compiler = open_compiler(context.options, context.degrade)
-    _report_slow(compiler.target, context.degrade)
+    compiler = compiler_of(context)
     threads = context.options.get("threads") or threads_of(context.machine)
     return CpuBackend(compiler, threads, context.degrade)
 

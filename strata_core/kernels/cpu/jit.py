@@ -12,19 +12,17 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
 from attrs import frozen
 from llvmlite import ir
 
-from strata_core.config import cache_folder
 from strata_core.errors import Degradation
-from strata_core.kernels.cpu.target import Target, host_target
+from strata_core.kernels.cpu.target import Target
 
 Report = Callable[[Degradation], None]
 
@@ -138,13 +136,6 @@ class Compiler:
             )
         )
         self._cache = None
-
-
-def open_compiler(options: Mapping[str, Any], degrade: Report) -> Compiler:
-    """A compiler for this machine; `options` are settings by key, of which it reads `cache_dir`."""
-    named = options.get("cache_dir")
-    folder = Path(named) if named else cache_folder()
-    return Compiler(host_target(), folder / "kernels" if folder else None, degrade)
 
 
 @cache
