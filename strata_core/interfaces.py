@@ -5,7 +5,8 @@ Each role has a record (light, returned by a hook) whose `probe` says whether it
 machine and whose `build` makes the object that does. Records are plain data: nothing here imports
 a GPU library, and no hook is called after start.
 
-`API` is (major, minor): core accepts plugins for the same major and any minor up to its own.
+The interface version is `API` = (major, minor). A plugin states the version it was written for;
+core accepts the same major with any minor up to its own.
 
 Unless a docstring says otherwise: sizes and offsets are bytes, addresses are integers in the host
 address space, and a method is called from the thread that called `build`.
@@ -264,8 +265,8 @@ class View:
 class Source(Protocol):
     """Supplies blobs from host memory or a file.
 
-    One thread, the engine's, calls everything but `read_into`, which any thread may call between
-    `build` and `close`. After a failed call the source is as it was before it.
+    One thread, the engine's, calls everything but `read_into`, which any thread may call at any
+    time between `build` and `close`. After a failed call the source is as it was before it.
     """
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ position + 1 as counter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from attrs import Attribute, field, frozen
 from numpy.typing import NDArray
 
 from strata_core.errors import Degradation, EngineError, UsageError
+from strata_core.interfaces import BackendContext
 from strata_core.kernels.exact_math import exp
 
 Floats = NDArray[np.float32]
@@ -96,16 +97,13 @@ def sample(logits: Floats, sampling: Sampling, history: Sequence[int], position:
     return int(np.searchsorted(weights.cumsum(), point, "right"))
 
 
-def open_sampler(options: Mapping[str, Any], degrade: Callable[[Degradation], None]) -> Sampler:
-    """The compiled sampler, for one thread; where nothing can be compiled, `sample` itself.
-
-    `options` are settings by key, as for `open_compiler`.
-    """
+def open_sampler(context: BackendContext) -> Sampler:
+    """The compiled sampler, for one thread; where nothing can be compiled, `sample` itself."""
     try:
-        from strata_core.kernels.cpu.jit import open_compiler
+        from strata_core.kernels.cpu.backend import compiler_of
         from strata_core.kernels.cpu.sampling import CompiledDraw
     except ImportError as error:
-        degrade(
+        context.degrade(
             Degradation(
                 what="tokens are drawn without compiled code",
                 why=f"the package llvmlite cannot be used: {error}",
@@ -114,7 +112,7 @@ def open_sampler(options: Mapping[str, Any], degrade: Callable[[Degradation], No
             )
         )
         return sample
-    draw = CompiledDraw(open_compiler(options, degrade))
+    draw = CompiledDraw(compiler_of(context))
 
     def compiled(
         logits: Floats, sampling: Sampling, history: Sequence[int], position: int, /

@@ -94,7 +94,7 @@ def start(
             vocabulary=prepared.checkpoint.hyper.vocabulary,
             eos=frozenset(tokenizer.eos if tokenizer else prepared.checkpoint.hyper.eos),
             tokenizer=tokenizer,
-            sampler=open_sampler(prepared.settings.options(), degradations.report),
+            sampler=open_sampler(_backend_context(prepared, degradations)),
             exact_prompt=prepared.settings.exact_prompt,
         )
         engine.start()
@@ -103,12 +103,16 @@ def start(
 
 def _build_backend(prepared: Prepared, degradations: Degradations) -> Backend:
     offer = prepared.catalogue.backend(prepared.backend.name)
-    context = BackendContext(
+    context = _backend_context(prepared, degradations)
+    return _made("backend", offer, lambda: offer.record.build(context))
+
+
+def _backend_context(prepared: Prepared, degradations: Degradations) -> BackendContext:
+    return BackendContext(
         machine=prepared.machine,
         options=prepared.settings.options(),
         degrade=degradations.report,
     )
-    return _made("backend", offer, lambda: offer.record.build(context))
 
 
 def _build_allocator(prepared: Prepared, backend: Backend, degradations: Degradations) -> Allocator:

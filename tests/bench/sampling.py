@@ -11,6 +11,8 @@ from statistics import median
 
 import numpy as np
 
+from strata_core.interfaces import BackendContext
+from strata_core.machine import read_machine
 from strata_core.sampler import Sampler, Sampling, open_sampler, sample
 
 SETTINGS = {
@@ -42,7 +44,8 @@ def main() -> None:
     parser.add_argument("-r", "--repeats", type=int, default=30, help="draws that count (30)")
     given = parser.parse_args()
     scores = np.random.default_rng(0).standard_normal(given.vocabulary).astype(np.float32) * 4
-    compiled = open_sampler({}, print)
+    context = BackendContext(machine=read_machine(), options={}, degrade=print)
+    compiled = open_sampler(context)
     print(f"{'':<20}{'compiled ms':>12}{'plain ms':>12}")
     for name, sampling in SETTINGS.items():
         pair = [milliseconds(draw, sampling, scores, given.repeats) for draw in (compiled, sample)]

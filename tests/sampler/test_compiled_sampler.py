@@ -10,15 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_core.errors import EngineError
+from strata_core.interfaces import BackendContext
 from strata_core.sampler import Sampling, open_sampler, sample
+from strata_core.testing.machines import recorded_pc
 
 pytest.importorskip("llvmlite")
+
+
+def context(options, reports):
+    return BackendContext(machine=recorded_pc({}), options=options, degrade=reports.append)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     reports = []
-    made = open_sampler({"cache_dir": tmp_path_factory.mktemp("kernels")}, reports.append)
+    options = {"cache_dir": tmp_path_factory.mktemp("kernels")}
+    made = open_sampler(context(options, reports))
     assert reports == []
     assert made is not sample
     return made
@@ -150,6 +157,6 @@ def test_without_the_compiler_the_plain_one_serves_and_says_so(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     reports = []
-    assert open_sampler({}, reports.append) is sample
+    assert open_sampler(context({}, reports)) is sample
     assert "llvmlite" in reports[0].why
     assert reports[0].remedy == "pip install llvmlite"

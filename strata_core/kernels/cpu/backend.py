@@ -19,12 +19,13 @@ from strata_core.interfaces import (
     Source,
     Weights,
 )
+from strata_core.kernels.code_cache import kernel_folder
 from strata_core.kernels.cpu.executor import CpuExecutor
-from strata_core.kernels.cpu.jit import Compiler, Report, open_compiler
+from strata_core.kernels.cpu.jit import Compiler, Report
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.cpu.self_test import check_cpu_lane
-from strata_core.kernels.cpu.target import Target
+from strata_core.kernels.cpu.target import Target, host_target
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
 
@@ -79,9 +80,9 @@ def threads_of(machine: Machine) -> int:
 
 def compiler_of(context: BackendContext) -> Compiler:
     """A compiler for this processor, with the cache that the context names."""
-    compiler = open_compiler(context.options, context.degrade)
-    _report_slow(compiler.target, context.degrade)
-    return compiler
+    target = host_target()
+    _report_slow(target, context.degrade)
+    return Compiler(target, kernel_folder(context.options), context.degrade)
 
 
 def build(context: BackendContext) -> Backend:

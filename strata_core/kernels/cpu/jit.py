@@ -7,10 +7,9 @@ processor and of LLVM's version, so an entry never goes stale and a hit costs no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -18,8 +17,8 @@ from attrs import frozen
 from llvmlite import ir
 
 from strata_core.errors import Degradation
-from strata_core.kernels.code_cache import CodeCache, kernel_folder
-from strata_core.kernels.cpu.target import Target, host_target
+from strata_core.kernels.code_cache import CodeCache
+from strata_core.kernels.cpu.target import Target
 
 Report = Callable[[Degradation], None]
 
@@ -90,11 +89,6 @@ class Compiler:
         target = self.target
         parts = (identity, target.variant, target.triple, target.cpu, target.feature_string)
         return CodeCache.key(*parts, llvmlite.__version__, sources_hash())
-
-
-def open_compiler(options: Mapping[str, Any], degrade: Report) -> Compiler:
-    """A compiler for this machine; `options` are settings by key, of which it reads `cache_dir`."""
-    return Compiler(host_target(), kernel_folder(options), degrade)
 
 
 @cache
