@@ -55,6 +55,9 @@ class Staged(Protocol):
     def fill_helpers(self, source: Source) -> None:
         """Fill the helpers' slots."""
 
+    def close(self) -> None:
+        """Give everything back, copies under way first; again, it does nothing."""
+
 
 @runtime_checkable
 class StagedBackend(Protocol):

@@ -74,6 +74,11 @@ class DeviceBackend:
         """What the kernels can do."""
         return self._capabilities
 
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Devices that are used, the first one first."""
+        return self.options.wanted_devices
+
     def open_contexts(self, devices: Sequence[int] | None = None) -> None:
         """Open the contexts of devices (None: of all that are used). Raises Refused."""
         for device in self.options.wanted_devices if devices is None else devices:

@@ -17,11 +17,11 @@ def capture(runtime: Runtime, stream: int, items: Iterable[Item]) -> int:
     try:
         for item in items:
             put(runtime, stream, item)
+        return runtime.end_capture(stream)
     except BaseException:
         with suppress(DeviceError):
             undo_all(runtime, [lambda: runtime.destroy_graph(runtime.end_capture(stream))])
         raise
-    return runtime.end_capture(stream)
 
 
 def put(runtime: Runtime, stream: int, item: Item) -> None:

@@ -155,6 +155,7 @@ class Placement:
             where,
             self._ready_staging(),
             self.order.progress,
+            self.degrade,
         )
 
     def make_cache(self) -> None:
