@@ -98,9 +98,11 @@ class DeviceExecutor:
                 f"the program is bound for {limits.tokens} and {limits.logits}",
                 "this is an error in the engine; please report it",
             )
-        if tokens <= self._model.tokens and wanted <= 1:
-            return self._piece(window)
+        # rows of one's own: the device's are given back with the executor, while a caller may look
         logits = self._logits[:wanted]
+        if tokens <= self._model.tokens and wanted <= 1:
+            logits[:] = self._piece(window)
+            return logits
         for start in range(0, tokens, self._model.tokens):
             stop = min(start + self._model.tokens, tokens)
             here = (window.logits_rows >= start) & (window.logits_rows < stop)
