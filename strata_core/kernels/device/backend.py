@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from strata_core.builtin import CPU
-from strata_core.errors import DeviceError
+from strata_core.errors import StrataError
 from strata_core.interfaces import (
     BackendContext,
     Capabilities,
@@ -124,7 +124,7 @@ class DeviceBackend:
             return self._bind(placement, experts, source, progress)
         except BaseException:
             # the error that is on its way says more than one of giving back
-            with suppress(DeviceError):
+            with suppress(StrataError):
                 self._drop(placement)
             raise
 
@@ -171,7 +171,7 @@ class DeviceBackend:
         try:
             executor.prepare_first()
         except BaseException:
-            with suppress(DeviceError):
+            with suppress(StrataError):
                 executor.close()
             raise
         finally:

@@ -100,7 +100,7 @@ class DeviceExecutor:
             )
         # rows of one's own: the device's are given back with the executor, while a caller may look
         logits = self._logits[:wanted]
-        if tokens <= self._model.tokens and wanted <= 1:
+        if 0 < tokens <= self._model.tokens and wanted <= 1:
             logits[:] = self._piece(window)
             return logits
         for start in range(0, tokens, self._model.tokens):
