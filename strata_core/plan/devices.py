@@ -18,6 +18,8 @@ from strata_core.runtime import Device
 if TYPE_CHECKING:
     from strata_core.plan.plan import PlanRequest
 
+_NOT_KNOWN = 1 << 62
+
 RESERVE_SHARE = 20
 """Without a reserve that was named, caches leave at most this part of a device free."""
 
@@ -42,8 +44,8 @@ class Accelerator:
     resident: int | None = None
 
     def have(self, number: int) -> int:
-        """What may be taken of the device at `number`."""
-        total = self.devices[number].total
+        """What may be taken of the device at `number`; as good as all where that is not known."""
+        total = self.devices[number].total or _NOT_KNOWN
         return total if number or self.budget is None else min(total, self.budget)
 
     def kept(self, number: int) -> int:
@@ -52,7 +54,7 @@ class Accelerator:
 
     def room(self, number: int) -> int:
         """What choices left to Strata may take of it."""
-        free = self.devices[number].total - self.kept(number)
+        free = (self.devices[number].total or _NOT_KNOWN) - self.kept(number)
         return max(0, min(self.have(number), free))
 
 
@@ -181,7 +183,9 @@ def _counts(request: PlanRequest, context: int) -> list[int]:
             wanted = helpers[number - 1] if number <= len(helpers) else 0
             taken = sizes.helper_workspace
         if wanted is None:
-            wanted = sizes.fitting(accelerator.room(number) - taken)
+            room = accelerator.room(number) - taken
+            # what cannot be known is not promised: the cache is made once the device is open
+            wanted = sizes.fitting(room) if room < _NOT_KNOWN // 2 else 0
         counts.append(max(0, min(wanted, left)))
         left -= counts[-1]
     return counts
@@ -201,6 +205,9 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
             *(experts if cache.experts else ()),
         )
     have, device = accelerator.have(number), accelerator.devices[number]
+    if not device.total and (number or accelerator.budget is None):
+        need = sum(item.nbytes for item in items)
+        return Tier(f"vram{number}", items, need, device.label, "its size is known once it is open")
     origin = f"of {gib(device.total)}; caches leave {gib(accelerator.kept(number))} free"
     if not number and accelerator.budget is not None:
         origin = f"--vram-budget {gib(accelerator.budget)}, {origin}"

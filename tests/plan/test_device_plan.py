@@ -199,6 +199,17 @@ def test_nothing_fits_a_device_smaller_than_the_dense_weights() -> None:
     assert "vram0 (DEV0) is short by" in does_not_fit(plan, "m").what
 
 
+def test_a_device_whose_memory_is_not_known_is_promised_nothing() -> None:
+    plan = make_plan(request(0, 0, helpers=(None,), more={"trained": 4096}))
+    assert (plan.fits, plan.context) == (True, 4096)
+    assert [cache.experts for cache in plan.caches] == [0, 0]
+    assert "its size is known once it is open" in explain(plan)
+    named = make_plan(request(0, cache=10))
+    assert named.caches[0].experts == 10
+    budget = make_plan(request(0, budget=1000 * MIB))
+    assert (budget.caches[0].experts, tier(budget, "vram0").have) == (262, 1000 * MIB)
+
+
 @given(
     totals=st.lists(st.integers(1, 6000), min_size=1, max_size=4),
     cache=st.one_of(st.none(), st.integers(0, 2000)),
