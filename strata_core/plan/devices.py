@@ -6,11 +6,11 @@ with the mean size of a blob; a start sizes its caches from what is really free.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import floor
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from strata_core.plan.sizes import BASE_BYTES, Item, Sizes, Tier, gib
 from strata_core.runtime import Device
@@ -32,7 +32,8 @@ class Accelerator:
     first; `reserve` what caches of the size auto leave free on each, None for the default.
     `cache` is the number of experts that the first holds, `helpers` those of the others (missing:
     none); None stands for auto. `pins` is what the driver is expected to page-lock (None: any
-    amount), `resident` the most RAM for experts that no device holds (None: any amount).
+    amount), `bulk_pins` the most that the settings let it page-lock of the experts' memory (None:
+    any amount), by source; `resident` the most RAM for experts that no device holds (None: any).
     """
 
     devices: tuple[Device, ...]
@@ -41,6 +42,7 @@ class Accelerator:
     cache: int | None = None
     helpers: tuple[int | None, ...] = ()
     pins: int | None = None
+    bulk_pins: Mapping[str, int | None] = field(factory=dict)
     resident: int | None = None
 
     def have(self, number: int) -> int:
@@ -232,9 +234,10 @@ def _pinned(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> T
         items.append(Item("token embedding", embedding))
     if host and source in ("arena", "sliced-pinned"):
         left = host if accelerator.pins is None else accelerator.pins - sizes.small - embedding
-        bulk = max(0, min(host, left))
-        path = 1 if bulk == host else 2 if bulk else 3
-        items.append(Item(f"{floor(100 * bulk / host)} % of the experts in RAM, path {path}", bulk))
+        allowed = accelerator.bulk_pins.get(source)
+        bulk = max(0, min(host, left if allowed is None else min(left, allowed)))
+        path = "in slices (path 2)" if bulk else "locked at most (path 3)"
+        items.append(Item(f"{floor(100 * bulk / host)} % of the experts in RAM, {path}", bulk))
     need = sum(item.nbytes for item in items)
     have = need if accelerator.pins is None else accelerator.pins
     origin = "no limit is known" if accelerator.pins is None else "what the driver is known to lock"

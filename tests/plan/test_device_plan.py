@@ -77,7 +77,7 @@ def test_what_is_left_of_vram_holds_experts() -> None:
     assert held(plan, "pinned") == {
         "small buffers": 10,
         "token embedding": 100,
-        "100 % of the experts in RAM, path 1": 2000,
+        "100 % of the experts in RAM, in slices (path 2)": 2000,
     }
     assert plan.fits
     (cache,) = plan.as_json()["caches"]
@@ -88,12 +88,12 @@ def test_what_is_left_of_vram_holds_experts() -> None:
 @pytest.mark.parametrize(
     ("pins", "embedding", "bulk"),
     [
-        (None, True, "100 % of the experts in RAM, path 1"),
-        (3000, True, "100 % of the experts in RAM, path 1"),
-        (1000, True, "44 % of the experts in RAM, path 2"),
-        (110, True, "0 % of the experts in RAM, path 3"),
-        (50, False, "2 % of the experts in RAM, path 2"),
-        (10, False, "0 % of the experts in RAM, path 3"),
+        (None, True, "100 % of the experts in RAM, in slices (path 2)"),
+        (3000, True, "100 % of the experts in RAM, in slices (path 2)"),
+        (1000, True, "44 % of the experts in RAM, in slices (path 2)"),
+        (110, True, "0 % of the experts in RAM, locked at most (path 3)"),
+        (50, False, "2 % of the experts in RAM, in slices (path 2)"),
+        (10, False, "0 % of the experts in RAM, locked at most (path 3)"),
     ],
 )
 def test_the_pin_limit_decides_embedding_and_path(pins, embedding, bulk) -> None:
@@ -102,6 +102,14 @@ def test_the_pin_limit_decides_embedding_and_path(pins, embedding, bulk) -> None
     assert ("token embedding" in held(plan, "pinned")) == embedding
     assert held(plan, "vram0")["dense weights"] == (200 if embedding else 300)
     assert plan.fits
+
+
+def test_settings_bound_what_is_pinned_of_each_source() -> None:
+    caps = {"arena": 500 * MIB, "sliced-pinned": 0}
+    arena = make_plan(request(1000, bulk_pins=caps, more={"source": "arena"}))
+    assert held(arena, "pinned")["25 % of the experts in RAM, in slices (path 2)"] == 500
+    resident = make_plan(request(1000, bulk_pins=caps, more={"source": "sliced-pinned"}))
+    assert "0 % of the experts in RAM, locked at most (path 3)" in held(resident, "pinned")
 
 
 def test_small_buffers_that_cannot_be_pinned_do_not_fit() -> None:
