@@ -31,7 +31,7 @@ refusals = script()
 
 @pytest.mark.parametrize(
     ("source", "order", "every"),
-    [("sliced-pinned", "plain", 17), ("arena", "wsl", 17)],
+    [("sliced-pinned", "plain", 41), ("arena", "wsl", 41)],
 )
 def test_a_refused_call_ends_in_a_clear_error_or_a_degradation(
     source, order, every, kernels, wsl, capsys

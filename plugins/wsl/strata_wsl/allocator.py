@@ -38,6 +38,7 @@ class WslAllocator:
     def __init__(self, context: AllocatorContext, runtime: Runtime, step: int = STEP) -> None:
         self._context, self._runtime, self._step = context, runtime, step
         self._given: Allocator | None = None
+        self._open: tuple[int, ...] | None = None
         self._lock = Lock()
 
     @property
@@ -45,8 +46,9 @@ class WslAllocator:
         """Contexts first, then small buffers; the limit is there once the contexts are ready."""
         return POLICY if self._given is None else self._given.start_policy
 
-    def contexts_ready(self) -> None:
+    def contexts_ready(self, devices: Sequence[int]) -> None:
         """Find out what may be pinned. Raises DeviceError where the driver keeps what it gave."""
+        self._open = tuple(devices)
         self._allocator()
 
     def prepare(self, nbytes: int, cuts: Sequence[int], purpose: str) -> Prepared:

@@ -96,7 +96,7 @@ class DeviceStart:
             return
         self._settled = True
         if isinstance(self.request.allocator, FindsLimit):
-            self.request.allocator.contexts_ready()
+            self.request.allocator.contexts_ready(tuple(self._opened))
         self._staged = self.request.prepare()
 
     def _small_pins(self, _devices: Sequence[int]) -> None:
