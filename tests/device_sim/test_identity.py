@@ -10,9 +10,9 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from strata_core.cache.rank import ranking
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.interfaces import Limits, View, Window
-from strata_core.kernels.device.backend import neutral
 from strata_core.model.build import build_program
 from strata_core.sources.mmap import MappedFile
 
@@ -184,6 +184,7 @@ def test_layers_without_experts_between(lab, tiny_file, expected):
 @given(data=st.data())
 def test_experts_may_lie_anywhere_at_all(lab, tiny_file, tools, expected, data):
     checkpoint = tiny_file({"layers": 3})
+    layouts = checkpoint.experts.layouts
     sizes = {f"expert_cache_device{n}": data.draw(st.integers(0, 12)) for n in (1, 2)}
     backend = lab.backend(expert_cache=data.draw(st.integers(0, 24)), **sizes)
     backend.open_contexts()
@@ -193,7 +194,7 @@ def test_experts_may_lie_anywhere_at_all(lab, tiny_file, tools, expected, data):
         checkpoint.experts,
         tools.limits,
         tools.quiet(),
-        data.draw(st.permutations(neutral(checkpoint.experts))),
+        data.draw(st.permutations(ranking(None, layouts, checkpoint.experts.count))),
     )
     source = Paused(checkpoint.experts) if data.draw(st.booleans()) else None
     executor = lab.bind(backend, checkpoint, source)
