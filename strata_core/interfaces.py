@@ -464,6 +464,14 @@ class Executor(Protocol):
         """Free all buffers and slots."""
 
 
+@runtime_checkable
+class CountingExecutor(Protocol):
+    """An executor that counts what routers choose, for profiles."""
+
+    def picks(self) -> Mapping[int, np.ndarray]:
+        """How often each expert was chosen so far: int64 [experts] by layer; a copy."""
+
+
 class Weights(Protocol):
     """The dense weights by role, as a backend's `bind` reads them."""
 

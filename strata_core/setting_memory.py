@@ -83,6 +83,15 @@ MEMORY_SETTINGS: tuple[Setting, ...] = (
         flag=None,
     ),
     made(
+        "tier_verify",
+        "switch",
+        "diagnostics",
+        "With --source tiered-file: compare every copy of an expert in memory with the file, which "
+        "is read once more for it.",
+        default=False,
+        flag=None,
+    ),
+    made(
         "test_complement_refuse",
         "switch",
         "device",

@@ -63,6 +63,10 @@ def accelerator(
         cache=_count(settings.expert_cache),
         helpers=tuple(_count(helper) for helper in helpers),
         pins=allocator.pins(machine, options) if allocator.pins else None,
+        bulk_pins={
+            "arena": _bytes(settings.arena_pin_gib or None),
+            "sliced-pinned": _bytes(settings.complement_pin_gib),
+        },
         resident=_bytes(settings.resident_budget_gib),
     )
 
@@ -117,5 +121,6 @@ def _count(asked: int | str | None) -> int | None:
     return asked if isinstance(asked, int) else None
 
 
-def _bytes(size: float | None) -> int | None:
-    return None if size is None else int(size * 2**30)
+def _bytes(size: float | str | None) -> int | None:
+    """GiB as bytes; None, for any amount, where it is a word or nothing."""
+    return int(size * 2**30) if isinstance(size, int | float) else None

@@ -12,7 +12,7 @@ from strata_core.cache.amount import Wish, choose, scarcity
 from strata_core.cache.fill import fill_slots
 from strata_core.cache.slots import ALIGNMENT, fitting, make_slots, slot_bytes
 from strata_core.cache.staging import Staging
-from strata_core.errors import CheckpointError, Refused
+from strata_core.errors import CheckpointError, EngineError, Refused
 from strata_core.interfaces import BlobLayout, BlobPart, Expert, View
 from strata_core.memory.address import bytes_at
 from strata_core.memory.held import Held, undo_all
@@ -262,6 +262,18 @@ def test_refusals_name_purpose_and_leave_no_claim(make):
     assert ledger.outstanding() == ()
     address = held.pinned(100, "doorbells")
     held.release(address)
+
+
+def test_undoing_takes_every_foreseen_error(make):
+    runtime, _, _ = make()
+    done = []
+
+    def busy():
+        raise EngineError("the device is still busy", "it did not end", "start again")
+
+    with pytest.raises(EngineError, match="still busy"):
+        undo_all(runtime, [busy, lambda: done.append(1), busy, lambda: done.append(2)])
+    assert done == [1, 2]
 
 
 def test_undoing_goes_on_after_a_failure(make):

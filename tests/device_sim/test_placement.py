@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata_core.cache.rank import ranking
 from strata_core.errors import Refused, UsageError
 from strata_core.interfaces import Expert
-from strata_core.kernels.device.backend import neutral
 from strata_core.kernels.device.dense import lone_embedding
 from strata_core.kernels.device.exchange import LINE, MOST_HELPERS, Exchange, Shape, word
 from strata_core.kernels.device.layout import CELL, HELPER, HIT, HOST, LINK
@@ -33,6 +33,11 @@ def placement(lab, backend, checkpoint, tools, ranking=None):
         tools.quiet(),
         ranking,
     )
+
+
+def spread(experts):
+    """All experts, evenly over the layers."""
+    return list(ranking(None, experts.layouts, experts.count))
 
 
 def test_a_refused_embedding_goes_to_the_device_and_is_told(lab, tiny_file, tools, caplog):
@@ -70,7 +75,7 @@ def test_helpers_say_what_they_hold(lab, tiny_file, tools, caplog):
 
 def test_caches_are_filled_by_rank_one_after_the_other(lab, tiny_file, tools):
     checkpoint = tiny_file()
-    order = neutral(checkpoint.experts)[::-1]
+    order = spread(checkpoint.experts)[::-1]
     backend = lab.backend(expert_cache=3, expert_cache_device1=2)
     placed = placement(lab, backend, checkpoint, tools, order)
     source = MappedFile(checkpoint.experts)
@@ -90,10 +95,14 @@ def test_caches_are_filled_by_rank_one_after_the_other(lab, tiny_file, tools):
     lab.check_closed(backend, executor)
 
 
-def test_without_a_profile_experts_are_spread_over_the_layers(tiny_file):
-    order = neutral(tiny_file({"layers": 3}).experts)
-    assert order[:4] == [Expert(0, 0), Expert(1, 0), Expert(2, 0), Expert(0, 1)]
-    assert len(set(order)) == len(order) == 3 * 8
+def test_without_a_profile_experts_are_spread_over_the_layers(lab, tiny_file, tools):
+    checkpoint = tiny_file({"layers": 3})
+    backend = lab.backend(expert_cache=4)
+    placed = placement(lab, backend, checkpoint, tools)
+    placed.make_cache()
+    assert list(placed.pool.places) == [Expert(0, 0), Expert(1, 0), Expert(2, 0), Expert(0, 1)]
+    backend.close()
+    assert backend.ledger.outstanding() == ()
 
 
 def test_a_number_that_does_not_fit_says_what_would(lab, tiny_file, tools):

@@ -139,9 +139,7 @@ def test_a_planned_source_that_is_not_usable_says_why(decide, installed) -> None
     with pytest.raises(SelectionError) as caught:
         decide()
     assert caught.value.why.startswith("no room; the planner chose it: everything takes")
-    assert caught.value.remedy == (
-        "make some; choose another: --source mmap or --source sliced-pinned"
-    )
+    assert caught.value.remedy.startswith("make some; choose another: --source mmap or --source ")
 
 
 @pytest.mark.parametrize("expert_bytes", [None, lambda layout: layout.nbytes * 1000])

@@ -34,7 +34,7 @@ def test_paths_are_measured() -> None:
     sizes = ("--gib", "0.03", "--slice-mib", "8", "--repeat", "1")
     text = output("tests/memory/measure_paths.py", *sizes)
     assert "pinned: " in text
-    assert "path 2 / path 1: " in text
+    assert "path 2 / path 1, medians: " in text
 
 
 def test_a_driver_is_checked() -> None:

@@ -8,7 +8,8 @@ from contextlib import suppress
 import numpy as np
 
 from strata_core.builtin import CPU
-from strata_core.errors import DeviceError
+from strata_core.cache.rank import ranking as evenly
+from strata_core.errors import StrataError
 from strata_core.interfaces import (
     BackendContext,
     Capabilities,
@@ -97,8 +98,9 @@ class DeviceBackend:
 
         `ranking` orders the experts, the most asked for first (None: spread over the layers).
         """
-        ranked = ranking if ranking is not None else neutral(experts)
-        order = Order(program, weights, experts, limits, progress, ranked)
+        if ranking is None:
+            ranking = evenly(None, experts.layouts, experts.count)
+        order = Order(program, weights, experts, limits, progress, ranking)
         made = Placement(
             self.runtime, self.ledger, self.options, order, self._tokens, self._degrade
         )
@@ -124,7 +126,7 @@ class DeviceBackend:
             return self._bind(placement, experts, source, progress)
         except BaseException:
             # the error that is on its way says more than one of giving back
-            with suppress(DeviceError):
+            with suppress(StrataError):
                 self._drop(placement)
             raise
 
@@ -171,7 +173,7 @@ class DeviceBackend:
         try:
             executor.prepare_first()
         except BaseException:
-            with suppress(DeviceError):
+            with suppress(StrataError):
                 executor.close()
             raise
         finally:
@@ -191,8 +193,3 @@ class DeviceBackend:
         finally:
             self._pool.close()
             self.runtime.close()
-
-
-def neutral(experts: ExpertFiles) -> list[Expert]:
-    """A ranking without a profile: evenly over the layers, by index."""
-    return [Expert(layer, index) for index in range(experts.count) for layer in experts.layouts]
