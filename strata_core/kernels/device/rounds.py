@@ -138,7 +138,11 @@ class Maker:
                     parts.append(_part(phases, steps, before))
                     phases, steps, before = [], [], segment.layer
                 else:
-                    phases.append(Phase(tuple(steps), leader=True))
+                    # where nothing fell to the CPU its threads go on to the next segment at once
+                    tally, count = self.host.tally(segment.layer)
+                    work = len(self.host.phases(segment.layer, tokens))
+                    steps.append(tally)
+                    phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=work))
                     steps = []
                 phases += self.host.phases(segment.layer, tokens)
             steps += awaited
