@@ -17,8 +17,8 @@ MODULES = sorted(CORE.rglob("*.py"))
 
 LAYERS = [
     {
-        "errors", "interfaces", "runtime", "hookspecs", "plugins", "selection", "machine",
-        "setting", "setting_device", "setting_memory", "setting_table", "config", "builtin",
+        "errors", "interfaces", "abilities", "runtime", "hookspecs", "plugins", "selection",
+        "machine", "setting", "setting_device", "setting_memory", "setting_table", "config", "builtin",
         "plugin_report", "demo",
     },
     {"checkpoint"},
