@@ -18,8 +18,8 @@ MODULES = sorted(CORE.rglob("*.py"))
 LAYERS = [
     {
         "errors", "interfaces", "abilities", "runtime", "hookspecs", "plugins", "selection",
-        "machine", "setting", "setting_device", "setting_memory", "setting_table", "config", "builtin",
-        "plugin_report", "demo",
+        "machine", "setting", "setting_device", "setting_memory", "setting_table", "config",
+        "builtin", "plugin_report", "demo",
     },
     {"checkpoint"},
     {"pack"},
