@@ -3,10 +3,9 @@
 Three roles. A *backend* computes, an *allocator* gives host memory, a *source* supplies experts.
 Each role has a record (light, returned by a hook) whose `probe` says whether it can serve this
 machine and whose `build` makes the object that does. Records are plain data: nothing here imports
-a GPU library, and no hook is called after start.
+a GPU library, and no hook is called after start. More that parts may offer: `abilities.py`.
 
-The interface version is `API` = (major, minor). A plugin states the version it was written for;
-core accepts the same major with any minor up to its own.
+The interface's version is `API`: core takes plugins of the same major and a minor up to its own.
 
 Unless a docstring says otherwise: sizes and offsets are bytes, addresses are integers in the host
 address space, and a method is called from the thread that called `build`.
@@ -170,8 +169,7 @@ class AllocatorContext(BackendContext):
 @frozen(kw_only=True)
 class SourceContext(BackendContext):
     """What a source is built from. `excluded`: on devices; `ranking`: all, most asked for first.
-
-    `budget`: host memory granted to a source that keeps a part of the experts (None: not planned).
+    `budget`: bytes of host memory that experts may be kept in (None: it was not planned).
     """
 
     experts: ExpertFiles
@@ -299,49 +297,6 @@ class StableSource(Source, Protocol):
         """uint64 [experts, 3]: addresses of gate, up and down of each expert of `layer`."""
 
 
-@runtime_checkable
-class CountingSource(Source, Protocol):
-    """A source that counts what it reads from files. Any thread may ask."""
-
-    def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """As `Executor.counters`, by lanes of its own: "file" is what was read from files."""
-
-
-@frozen(eq=False)
-class Move:
-    """An expert on its way out of a device's memory (demote) or into it (promote).
-
-    `parts` are the host addresses that a demoted expert's gate, up and down are to be copied to;
-    None where nothing has to be copied.
-    """
-
-    expert: Expert
-    kind: Literal["demote", "promote"]
-    parts: tuple[int, int, int] | None
-
-
-@runtime_checkable
-class AdaptiveSource(Source, Protocol):
-    """A source that stays in step with experts entering and leaving a device's memory.
-
-    Two phases: what `begin_...` gives changes nothing that a view or a read can see until `commit`,
-    and nothing at all after `abort`. Each move is ended once, by one of the two; the engine's
-    thread calls all four. While a move is open no other one of the same expert may begin.
-    """
-
-    def begin_demote(self, expert: Expert) -> Move | None:
-        """Room for the host copy of an expert that leaves; None: it will be read from its file."""
-
-    def begin_promote(self, expert: Expert) -> Move | None:
-        """An expert enters, its host copy's room is to be given back; None: it has no copy."""
-
-    def commit(self, move: Move) -> None:
-        """The copy has landed. Raises StrataError where it is found wrong; the move is aborted."""
-
-    def abort(self, move: Move) -> None:
-        """It has not, and nothing of it will land any more."""
-
-
 # --- host memory -------------------------------------------------------------------------------
 @frozen
 class Span:
@@ -462,14 +417,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free all buffers and slots."""
-
-
-@runtime_checkable
-class CountingExecutor(Protocol):
-    """An executor that counts what routers choose, for profiles."""
-
-    def picks(self) -> Mapping[int, np.ndarray]:
-        """How often each expert was chosen so far: int64 [experts] by layer; a copy."""
 
 
 class Weights(Protocol):

@@ -14,6 +14,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
+from strata_core.abilities import CountingExecutor, CountingSource
 from strata_core.config import cache_folder
 from strata_core.engine.able import check_built, checked_policy, unmet_wishes
 from strata_core.engine.loop import Engine
@@ -26,8 +27,6 @@ from strata_core.interfaces import (
     AllocatorContext,
     Backend,
     BackendContext,
-    CountingExecutor,
-    CountingSource,
     Executor,
     Expert,
     Progress,

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from attrs import define, field, frozen
 
+from strata_core.abilities import Move
 from strata_core.checkpoint.scales import check_scales
 from strata_core.errors import StrataError
 from strata_core.interfaces import (
     Allocator,
     Expert,
     ExpertFiles,
-    Move,
     Progress,
     Region,
     Source,

@@ -13,8 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from strata_core.abilities import AdaptiveSource, CountingSource, Move
 from strata_core.errors import StrataError
-from strata_core.interfaces import AdaptiveSource, CountingSource, Expert, Move, Source, View
+from strata_core.interfaces import Expert, Source, View
 from strata_core.memory.address import bytes_at
 from strata_core.memory.host import HostAllocator
 

@@ -17,9 +17,9 @@ MODULES = sorted(CORE.rglob("*.py"))
 
 LAYERS = [
     {
-        "errors", "interfaces", "runtime", "hookspecs", "plugins", "selection", "machine",
-        "setting", "setting_device", "setting_memory", "setting_table", "config", "builtin",
-        "plugin_report", "demo",
+        "errors", "interfaces", "abilities", "runtime", "hookspecs", "plugins", "selection",
+        "machine", "setting", "setting_device", "setting_memory", "setting_table", "config",
+        "builtin", "plugin_report", "demo",
     },
     {"checkpoint"},
     {"pack"},
