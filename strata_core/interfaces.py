@@ -159,27 +159,26 @@ class BackendContext:
 
 
 @frozen(kw_only=True)
-class AllocatorContext:
+class AllocatorContext(BackendContext):
     """What an allocator is built from; `backend` is the one already built."""
 
-    machine: Machine
-    options: Mapping[str, Any]
-    degrade: Callable[[Degradation], None]
     backend: Backend
 
 
 @frozen(kw_only=True)
-class SourceContext:
-    """What a source is built from. `excluded`: on devices; `ranking`: all, most asked for first."""
+class SourceContext(BackendContext):
+    """What a source is built from. `excluded`: on devices; `ranking`: all, most asked for first.
 
-    machine: Machine
-    options: Mapping[str, Any]
-    degrade: Callable[[Degradation], None]
+    `budget` is the host memory that the plan grants a source which keeps a part of the experts
+    (None: it was not planned).
+    """
+
     experts: ExpertFiles
     allocator: Allocator
     progress: Progress
     excluded: frozenset[Expert] = frozenset()
     ranking: tuple[Expert, ...] | None = None
+    budget: int | None = None
 
 
 # --- experts -----------------------------------------------------------------------------------
@@ -227,7 +226,7 @@ class Piece:
 
 
 class ExpertFiles(Protocol):
-    """Where the experts' bytes are in the model's files. Immutable; any thread may call it."""
+    """Where experts lie in the model's files; immutable. A pack's can check blobs: docs/pack.md."""
 
     @property
     def layouts(self) -> Mapping[int, BlobLayout]:
@@ -299,6 +298,49 @@ class StableSource(Source, Protocol):
         """uint64 [experts, 3]: addresses of gate, up and down of each expert of `layer`."""
 
 
+@runtime_checkable
+class CountingSource(Source, Protocol):
+    """A source that counts what it reads from files. Any thread may ask."""
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """As `Executor.counters`, by lanes of its own: "file" is what was read from files."""
+
+
+@frozen(eq=False)
+class Move:
+    """An expert on its way out of a device's memory (demote) or into it (promote).
+
+    `parts` are the host addresses that a demoted expert's gate, up and down are to be copied to;
+    None where nothing has to be copied.
+    """
+
+    expert: Expert
+    kind: Literal["demote", "promote"]
+    parts: tuple[int, int, int] | None
+
+
+@runtime_checkable
+class AdaptiveSource(Source, Protocol):
+    """A source that stays in step with experts entering and leaving a device's memory.
+
+    Two phases: what `begin_...` gives changes nothing that a view or a read can see until `commit`,
+    and nothing at all after `abort`. Each move is ended once, by one of the two; the engine's
+    thread calls all four. While a move is open no other one of the same expert may begin.
+    """
+
+    def begin_demote(self, expert: Expert) -> Move | None:
+        """Room for the host copy of an expert that leaves; None: it will be read from its file."""
+
+    def begin_promote(self, expert: Expert) -> Move | None:
+        """An expert enters, its host copy's room is to be given back; None: it has no copy."""
+
+    def commit(self, move: Move) -> None:
+        """The copy has landed. Raises StrataError where it is found wrong; the move is aborted."""
+
+    def abort(self, move: Move) -> None:
+        """It has not, and nothing of it will land any more."""
+
+
 # --- host memory -------------------------------------------------------------------------------
 @frozen
 class Span:
@@ -342,7 +384,10 @@ class StartPolicy:
 
 @runtime_checkable
 class Allocator(Protocol):
-    """Gives host memory. Any thread may call it; what it gave stays owned by it."""
+    """Gives host memory. Any thread may call it; what it gave stays owned by it.
+
+    If it has `contexts_ready(devices)`, it is told when those are open and nothing is pinned yet.
+    """
 
     @property
     def start_policy(self) -> StartPolicy:
@@ -416,6 +461,14 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free all buffers and slots."""
+
+
+@runtime_checkable
+class CountingExecutor(Protocol):
+    """An executor that counts what routers choose, for profiles."""
+
+    def picks(self) -> Mapping[int, np.ndarray]:
+        """How often each expert was chosen so far: int64 [experts] by layer; a copy."""
 
 
 class Weights(Protocol):

@@ -25,7 +25,10 @@ def devices(options: Mapping[str, Any]) -> tuple[Device, ...]:
 
 
 def pins(options: Mapping[str, Any]) -> int | None:
-    """Bytes that its driver page-locks beside the contexts of all devices; None: no limit."""
+    """Bytes that its driver page-locks beside the contexts of all devices; None: no limit.
+
+    STRATA_PIN_LIMIT_GIB, where it is given, is another limit.
+    """
     from strata_core.testing.sim import sim_runtime
 
     runtime = sim_runtime(options)
@@ -33,9 +36,12 @@ def pins(options: Mapping[str, Any]) -> int | None:
         hardware = runtime.hardware
     finally:
         runtime.close()
-    if hardware.pin_budget is None:
-        return None
-    return max(0, hardware.pin_budget - hardware.context_pins * len(hardware.vram))
+    given = options.get("pin_limit_gib")
+    limits = [] if given is None else [int(given * 2**30)]
+    if hardware.pin_budget is not None:
+        contexts = hardware.context_pins * len(hardware.vram)
+        limits.append(max(0, hardware.pin_budget - contexts))
+    return min(limits, default=None)
 
 
 def build(context: BackendContext, **machine: Any) -> Backend:

@@ -128,7 +128,7 @@ def test_a_plan_leaves_other_lanes_out(library):
     xs, ys = np.arange(3, dtype=np.int64) + 10, np.arange(6, dtype=np.int64) + 20
     inner = ys + 10
     out = np.zeros((3, 6), np.int64)
-    counters = np.array([5, 1], np.int64)
+    counters = np.array([5, 1, 10, 20, 30], np.int64)
     arrays = (groups, units)
     args = [picks, tokens, 2, 3, table, *arrays, 4, 3, xs, ys, inner, *out, counters]
     block = np.array([a.ctypes.data if isinstance(a, np.ndarray) else a for a in args], np.int64)
@@ -136,4 +136,4 @@ def test_a_plan_leaves_other_lanes_out(library):
     assert groups.tolist() == [[100, 101, 102, 0], [106, 107, 108, 1], [0, 0, 0, 3], [0] * 4]
     assert units.tolist() == [8, 6]
     assert out[:, :3].tolist() == [[11, 10, 11], [22, 20, 23], [32, 30, 33]]
-    assert counters.tolist() == [8, 3]
+    assert counters.tolist() == [8, 3, 11, 20, 32]

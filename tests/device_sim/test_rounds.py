@@ -182,8 +182,6 @@ def test_a_launch_that_fails_names_its_layer(lab, tiny_file, tools, nth):
     assert "driver says: " in caught.value.why
     assert "nothing" not in caught.value.why
     assert lab.logits(executor).tobytes() == lab.cpu(checkpoint).tobytes()
-    assert len(runtime.breaches) == 1  # the fault itself
-    runtime.breaches.clear()
     lab.check_closed(backend, executor)
 
 

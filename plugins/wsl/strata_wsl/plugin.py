@@ -6,12 +6,18 @@ of which the driver pins little, so the allocator takes the place of the usual o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from strata_core.errors import PluginError
 from strata_core.hookspecs import hookimpl
-from strata_core.interfaces import Allocator, AllocatorContext, AllocatorRecord, Probe, Unusable
-from strata_wsl import __version__
+from strata_core.interfaces import (
+    Allocator,
+    AllocatorContext,
+    AllocatorRecord,
+    Probe,
+    Unusable,
+    Usable,
+)
 
 if TYPE_CHECKING:
     from strata_core.machine import Machine
@@ -43,18 +49,19 @@ def probe(machine: Machine) -> Probe:
         if machine.container:
             hint = f"start the container with its GPUs, or with `--device {DEVICE}`"
         return Unusable(f"WSL 2 offers no graphics adapter ({DEVICE} is missing)", hint)
-    return Unusable(
-        f"strata-wsl {__version__} cannot pin memory yet",
-        "nothing is wrong with this machine: a later version of strata-wsl will use it",
-    )
+    return Usable(f"WSL 2, {DEVICE}")
 
 
-def _build(_context: AllocatorContext) -> Allocator:
-    raise PluginError(
-        "allocator 'wsl' cannot be built",
-        f"strata-wsl {__version__} has no pinned memory yet",
-        "use --allocator auto",
-    )
+def _build(context: AllocatorContext) -> Allocator:
+    from strata_wsl.allocator import build
+
+    return build(context)
+
+
+def _pins(machine: Machine, options: Mapping[str, Any]) -> int | None:
+    from strata_wsl.allocator import pins
+
+    return pins(machine, options)
 
 
 @hookimpl
@@ -69,5 +76,6 @@ def strata_allocators() -> list[AllocatorRecord]:
             supersedes=("cuda-pinned",),
             probe=probe,
             build=_build,
+            pins=_pins,
         )
     ]

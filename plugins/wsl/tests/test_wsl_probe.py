@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from strata_core.errors import PluginError
-from strata_core.interfaces import AllocatorRecord, Unusable, Usable
+from strata_core.interfaces import AllocatorContext, AllocatorRecord, Unusable, Usable
 from strata_core.plugins import Offer
 from strata_core.selection import chosen, select_allocator
 from strata_wsl import __version__, plugin
 
-NOT_WRITTEN = f"strata-wsl {__version__} cannot pin memory yet"
 CASES = [
     ({}, {}, "this machine does not run under WSL", ""),
     ({"os": "windows"}, {}, "this machine does not run under WSL", ""),
@@ -20,7 +19,6 @@ CASES = [
      "WSL 2 offers no graphics adapter (/dev/dxg is missing)", "wsl --update"),
     ({"wsl": 2, "container": ("docker",)}, {"path:/dev/dxg": False},
      "WSL 2 offers no graphics adapter (/dev/dxg is missing)", "--device /dev/dxg"),
-    ({"wsl": 2}, {"path:/dev/dxg": True}, NOT_WRITTEN, "a later version"),
 ]  # fmt: skip
 
 
@@ -32,14 +30,27 @@ def test_the_first_obstacle_is_named(record, facts, observed, reason, hint):
     assert hint in answer.hint
 
 
-def test_the_record_cannot_be_built_yet():
-    (record,) = plugin.strata_allocators()
-    assert (record.name, record.serves, record.supersedes) == ("wsl", ("cuda",), ("cuda-pinned",))
-    with pytest.raises(PluginError, match=r"^allocator 'wsl' cannot be built\n.* yet\n"):
-        record.build(None)
+def test_wsl_2_with_an_adapter_is_usable(record):
+    assert plugin.probe(record({"path:/dev/dxg": True}, wsl=2)) == Usable("WSL 2, /dev/dxg")
 
 
-def test_it_takes_the_place_of_the_usual_allocator_once_it_is_usable():
+def test_the_record(record):
+    (found,) = plugin.strata_allocators()
+    assert (found.name, found.serves, found.supersedes) == ("wsl", ("cuda",), ("cuda-pinned",))
+    assert found.pins(record({}, wsl=2), {"pin_limit_gib": 0.5}) == 1 << 29
+    assert found.pins(record({}, wsl=2), {"pin_limit_gib": None}) is None
+
+
+def test_a_backend_without_a_runtime_is_refused(record):
+    (found,) = plugin.strata_allocators()
+    context = AllocatorContext(
+        machine=record({}, wsl=2), options={}, degrade=print, backend="no backend"
+    )
+    with pytest.raises(PluginError, match=r"^allocator 'wsl' cannot serve str\n.*\nuse "):
+        found.build(context)
+
+
+def test_it_takes_the_place_of_the_usual_allocator_where_it_is_usable():
     (record,) = plugin.strata_allocators()
     usual = AllocatorRecord(
         name="cuda-pinned",

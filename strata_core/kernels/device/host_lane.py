@@ -17,7 +17,7 @@ from strata_core.kernels.cpu.lower import Lowering
 from strata_core.kernels.cpu.pool import Phase
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.storage import Storage
-from strata_core.kernels.cpu.workspace import ExpertLayer, Workspace
+from strata_core.kernels.cpu.workspace import ExpertLayer, Workspace, served_words
 from strata_core.kernels.device.exchange import Exchange
 from strata_core.kernels.device.workspace import Model, buffer_of, whole
 
@@ -47,7 +47,7 @@ class HostLane:
             table = storage.zeros((experts.count, 3), np.uint64)
             if isinstance(source, StableSource):
                 table[:] = source.addresses(layer)
-            self._experts[layer] = ExpertLayer(layout, table, storage.zeros((2,), np.int64))
+            self._experts[layer] = ExpertLayer(layout, table, served_words(storage, experts))
         self._numbers = {}
         for number, op in enumerate(program.ops):
             if op.kernel == "experts":
