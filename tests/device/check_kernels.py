@@ -1,10 +1,10 @@
-"""Every kernel of the device table on a real device against the CPU's compiled steps, bit by bit.
+"""Every kernel of the device table, on a device or the host, against the CPU's steps, bit by bit.
 
 Compiles all kernels, runs each on random and edge inputs in windows of 1 to 8 tokens, and prints
 one line for each kernel and set of types: how many cases were equal, or the first difference.
 Leaves with 1 if anything differs.
 
-Run: python tests/device/check_kernels.py [--only NAME] [--device N] [--cache FOLDER] [--list]
+Run: python tests/device/check_kernels.py [--on host] [--only NAME] [--device N] [--cache FOLDER]
 """
 
 from __future__ import annotations
@@ -53,6 +53,13 @@ def device(folder: Path, number: int) -> Bench:
     return Bench(runtime, planes=True, device=number)
 
 
+def host(folder: Path, cases) -> Bench:
+    """The device sources compiled for the host."""
+    from host_build import HostBuild
+
+    return Bench(HostBuild([case.key for case in cases], folder).runtime(), planes=True)
+
+
 def check(cases, expected: Bench, tested: Bench) -> int:
     """Run all; the number of kernels that differ somewhere."""
     counts: Counter = Counter()
@@ -79,16 +86,14 @@ def main() -> int:
     options.add_argument("--only", default="", help="kernels whose name begins so")
     options.add_argument("--device", type=int, default=0)
     options.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "strata-check")
-    options.add_argument("--list", action="store_true", help="print the cases and leave")
+    options.add_argument("--on", choices=("device", "host"), default="device")
     asked = options.parse_args()
     cases = [*buffer_cases(), *weight_cases(), *all_attention_cases()]
     cases = [case for case in cases if case.key.name.startswith(asked.only)]
-    if asked.list:
-        print(*(f"{case.key.name} {case.key.parameters}: {case.label}" for case in cases), sep="\n")
-        return 0
-    tested = device(asked.cache, asked.device)
+    on_host = asked.on == "host"
     start = time.perf_counter()
-    tested.runtime.load(asked.device, [case.key for case in cases])
+    tested = host(asked.cache, cases) if on_host else device(asked.cache, asked.device)
+    tested.runtime.load(tested.device, [case.key for case in cases])
     print(f"compiled and loaded in {time.perf_counter() - start:.1f} s", flush=True)
     start = time.perf_counter()
     try:

@@ -3,6 +3,7 @@
 // block in __syncthreads. Lanes of a warp that meet in different places, or that have ended, are an
 // error here, as they are (silently) on a device.
 #include <math.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +43,9 @@ static Three threadIdx, blockIdx, blockDim, gridDim;
 // --- fibers ------------------------------------------------------------------------------------
 #define FIBERS 1024
 #define STACK (128 << 10)
-static ucontext_t scheduler, contexts[FIBERS];
+static ucontext_t contexts[FIBERS];  // to start on a stack of its own; from then on by longjmp,
+static jmp_buf scheduler, places[FIBERS];  // which asks nothing of the system
+static bool started[FIBERS];
 static char* stacks;
 static int current, threads, running;
 static bool ended[FIBERS];
@@ -58,10 +61,19 @@ static void fail(const char* what, int place, int other) {
              current, blockIdx.x, blockIdx.y, blockIdx.z, place, other);
   ended[current] = true;
   running = -1;
-  setcontext(&scheduler);
+  _longjmp(scheduler, 1);
 }
 
-static void yield_fiber() { swapcontext(&contexts[current], &scheduler); }
+static void yield_fiber() {
+  if (!_setjmp(places[current])) _longjmp(scheduler, 1);
+}
+
+static __attribute__((noinline)) void resume() {
+  if (_setjmp(scheduler)) return;
+  if (started[current]) _longjmp(places[current], 1);
+  started[current] = true;
+  setcontext(&contexts[current]);
+}
 
 static int lanes_of(int warp) { return threads - warp * 32 < 32 ? threads - warp * 32 : 32; }
 
@@ -172,20 +184,21 @@ static void start_fiber() {
   ended[current] = true;
   running--;
   pass_block();
-  setcontext(&scheduler);
+  _longjmp(scheduler, 1);
 }
 
 static void start_block() {
   running = threads;
   waiting = 0;
   memset(ended, 0, sizeof ended);
+  memset(started, 0, sizeof started);
   memset(met, 0, sizeof met);
   memset(arrived, 0, sizeof arrived);
   for (int i = 0; i < threads; i++) {
     getcontext(&contexts[i]);
     contexts[i].uc_stack.ss_sp = stacks + (size_t)i * STACK;
     contexts[i].uc_stack.ss_size = STACK;
-    contexts[i].uc_link = &scheduler;
+    contexts[i].uc_link = 0;
     makecontext(&contexts[i], start_fiber, 0);
   }
 }
@@ -201,7 +214,7 @@ static void run_block() {
       if (ended[i]) continue;
       current = i;
       threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-      swapcontext(&scheduler, &contexts[i]);
+      resume();
     }
     unsigned long long now = turns;
     for (int i = 0; i < threads / 32 + 1; i++) now += turn[i < FIBERS / 32 ? i : 0];

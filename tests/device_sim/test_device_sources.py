@@ -1,0 +1,60 @@
+"""Whole models on the device sources, compiled for the host: the CPU's bits in every logit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "device_sources"))
+
+from host_build import HostBuild, host_compiler
+
+from strata_core.kernels.device.table import DEVICE_KERNELS
+from strata_core.testing.sim import SimHardware, SimRuntime
+from strata_core.testing.sim.host_kernels import HostKernels, pointers
+
+OPTIONS = {"expert_cache": 6}
+IDS = (np.arange(11) * 37 % 290 + 3).astype(np.int32)
+
+
+class Noted:
+    """The simulator's kernels, noting which are loaded."""
+
+    def __init__(self, library):
+        self.keys, self._kernels = [], HostKernels(library)
+
+    def load(self, key):
+        self.keys.append(key)
+        self._kernels.load(key)
+
+    def __call__(self, runtime, device, launch):
+        self._kernels.run(runtime, device, launch)
+
+
+def logits(lab, checkpoint, runtime):
+    backend = lab.backend(runtime, **OPTIONS)
+    executor = lab.bind(backend, checkpoint)
+    try:
+        return lab.logits(executor, IDS, size=4)
+    finally:
+        lab.check_closed(backend, executor)
+
+
+@pytest.mark.skipif(host_compiler() is None, reason="there is no C++ compiler")
+@pytest.mark.timeout(300)
+def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
+    checkpoint = tiny_file()
+    noted = Noted(library)
+    hardware = SimHardware(vram=(1 << 30,))
+    kernels = dict.fromkeys(DEVICE_KERNELS, noted)
+    simulated = logits(
+        lab, checkpoint, SimRuntime(hardware, host_kernels=kernels, pointers=pointers)
+    )
+    emulated = logits(lab, checkpoint, HostBuild(noted.keys, tmp_path).runtime())
+    assert {"gate_up", "down", "assign", "attention"} <= {key.name for key in noted.keys}
+    cpu = lab.cpu(checkpoint, ids=IDS)
+    assert simulated.tobytes() == cpu.tobytes()
+    assert emulated.tobytes() == cpu.tobytes()

@@ -1,0 +1,105 @@
+"""The device kernels themselves, run on the host, against the CPU's compiled steps: equal bits.
+
+Here is a selection that covers every kernel and every type of weights and of keys; all cases run
+with `python tests/device/check_kernels.py --on host`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from attention_cases import append_cases, attention_cases, merge_cases
+from buffer_cases import buffer_cases
+from host_build import HostBuild, host_compiler
+from kernel_bench import RECORD, Bench, Buffer, difference, pack_planes, unpack_planes
+from kernel_inputs import activations, records_of
+from weight_cases import down_cases, embed_cases, expert_cases, linear_cases
+
+from strata_core.checkpoint.types import TYPES
+from strata_core.kernels.cpu.jit import Compiler
+from strata_core.kernels.cpu.library import Library
+from strata_core.kernels.cpu.target import host_target
+from strata_core.kernels.device.table import DEVICE_KERNELS
+from strata_core.testing.sim import SimHardware, SimRuntime
+from strata_core.testing.sim.host_kernels import HostKernels, pointers
+
+EXPERTS = (
+    ("Q4_K", "Q4_K", "Q6_K"),
+    ("Q8_0", "Q8_0", "F16"),
+    ("MXFP4",) * 3,
+    ("BF16", "F32", "Q4_0"),
+)
+DOWN = ("Q6_K", "Q5_1", "Q4_0", "F16")
+
+
+def selected():
+    yield from buffer_cases()
+    for name in TYPES:
+        yield from list(embed_cases(name))[-1:]
+        yield from list(linear_cases(name))[2:8]
+    for name in DOWN:
+        yield from down_cases(name)
+    for types in EXPERTS:
+        yield from expert_cases(*types)
+    for kv, head_dim in (("fp32", 16), ("fp16", 64), ("int8", 32)):
+        yield from append_cases(kv)
+        yield from list(attention_cases(kv, head_dim))[1:3]
+    yield from merge_cases(80)
+
+
+CASES = list(selected())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    library = Library(Compiler(host_target(), folder, print))
+    kernels = HostKernels(library).mapping()
+    runtime = SimRuntime(SimHardware(), host_kernels=kernels, pointers=pointers)
+    yield Bench(runtime, planes=False)
+    runtime.close()
+
+
+@pytest.fixture(scope="module")
+def emulated(folder):
+    if host_compiler() is None:
+        pytest.skip("there is no C++ compiler to make the device sources for the host with")
+    runtime = HostBuild([case.key for case in CASES], folder).runtime()
+    yield Bench(runtime, planes=True)
+    runtime.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.label} {case.key.parameters}")
+def test_bits_are_the_cpus(expected, emulated, case):
+    assert difference(expected.run(case), emulated.run(case)) == ""
+
+
+def test_every_kernel_is_among_them():
+    assert {case.key.name for case in CASES} == set(DEVICE_KERNELS)
+
+
+def test_planes_hold_what_records_hold():
+    records = records_of(activations(3, 800, np.random.default_rng(3)))
+    assert records.dtype == RECORD
+    back = unpack_planes(pack_planes(records))
+    assert difference({"x": records}, {"x": back}) == ""
+    back["q"][2, 1, 7] += 1
+    assert "x.q(2, 1, 7)" in difference({"x": records}, {"x": back})
+
+
+def test_a_stray_write_is_found(expected):
+    case = next(case for case in CASES if case.label == "add 1x200")
+    short = {**case.buffers, "x": Buffer(case.buffers["x"].data[:, :150].copy())}
+    with pytest.raises(AssertionError, match="written behind x"):
+        expected.run(type(case)(case.label, case.key, short, case.args, case.looks))
