@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,18 @@ def run(model: Path, prompt: Any = PROMPT, **options: Any) -> tuple[Any, ...]:
         return done.first_logits_sha256, done.token_ids, loaded.counters
 
 
+@pytest.fixture(scope="module")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kernels are compiled once for the module."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What runs learn stays in the test."""
-    monkeypatch.setenv("STRATA_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    shutil.rmtree(cache_folder / "profiles", ignore_errors=True)
+    monkeypatch.setenv("STRATA_CACHE_DIR", str(cache_folder))
+    return cache_folder
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
