@@ -9,26 +9,29 @@ from the file, by a profile that is counted first. Prints one JSON document.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import mmap
+import multiprocessing
 import os
 import random
 import resource
 import statistics
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import strata_core
 from strata_core.api import make_plan
-from strata_core.cache.profile import Profile, write_profile
+from strata_core.cache.profile import Profile, read_profile
 from strata_core.cache.rank import ranking, rates
 from strata_core.checkpoint.open import Checkpoint, open_checkpoint
 from strata_core.engine.messages import Finished
 from strata_core.interfaces import Expert
-from strata_core.sources.reading import CHUNK, THREADS, ExpertReader
+from strata_core.sources.reading import CHUNK, THREADS, ExpertReader, Reading
 from strata_core.sources.tier_sizes import placings
 
 AT_ONCE = 8
@@ -60,21 +63,21 @@ def plain_loop(checkpoint: Checkpoint, experts: list[Expert]) -> float:
 
 
 def tier_reads(checkpoint: Checkpoint, experts: list[Expert]) -> float:
-    """Bytes a second of the same experts through the source's reader, a layer's worth at once."""
+    """Bytes a second of the same experts through the source's reader, AT_ONCE on their way."""
     placed = placings(checkpoint.experts)
     reader = ExpertReader.open(checkpoint.files, print)
     largest = max(placed[expert].nbytes for expert in experts)
     with mmap.mmap(-1, largest * AT_ONCE) as memory, memoryview(memory) as whole:
         cells = [whole[i * largest : (i + 1) * largest] for i in range(AT_ONCE)]
         began = time.perf_counter()
-        for start in range(0, len(experts), AT_ONCE):
-            group = experts[start : start + AT_ONCE]
-            readings = [
-                reader.start(expert, placed[expert], cell[: placed[expert].nbytes])
-                for expert, cell in zip(group, cells, strict=False)
-            ]
-            for reading in readings:
-                reading.wait()
+        waiting: deque[Reading] = deque()
+        for number, expert in enumerate(experts):
+            if len(waiting) == AT_ONCE:
+                waiting.popleft().wait()
+            cell = cells[number % AT_ONCE][: placed[expert].nbytes]
+            waiting.append(reader.start(expert, placed[expert], cell))
+        for reading in waiting:
+            reading.wait()
         took = time.perf_counter() - began
         reader.close()
         for cell in cells:
@@ -101,22 +104,28 @@ def reads(model: Path, count: int, rounds: int = 5) -> dict[str, Any]:
     }
 
 
-def decode(model: Path, tokens: int, **options: Any) -> tuple[dict[str, Any], Profile]:
-    """One run: its rate, hash and counters, and what it asked for."""
+def apart(model: Path, tokens: int, options: dict[str, Any]) -> dict[str, Any]:
+    """`decode` in a process of its own, so that its memory is told alone."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(decode, model, tokens, options).result()
+
+
+def decode(model: Path, tokens: int, options: dict[str, Any]) -> dict[str, Any]:
+    """One run: its rate, hash, memory, and what was read from the file while it decoded."""
     with strata_core.load(model, **options) as loaded:
         before = loaded.counters
         *_, done = loaded.generate(list(range(5, 13)), max_tokens=tokens, ignore_eos=True)
         assert isinstance(done, Finished)
-        after, profile = loaded.counters, loaded.profile()
+        after = loaded.counters
     figures = {
         "tok_s": round((len(done.token_ids) - 1) / done.decode_s, 2),
         "hash": done.first_logits_sha256[:16],
-        "tokens": list(done.token_ids)[:8],
+        "tokens": hashlib.sha256(str(done.token_ids).encode()).hexdigest()[:16],
         "max_rss_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
     for key in after.get("file", {}):
         figures[key] = after["file"][key] - before["file"][key]
-    return figures, profile
+    return figures
 
 
 def budget(model: Path, profile: Profile, share: float) -> float:
@@ -144,6 +153,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.2)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--experts", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("reads", "decode"))
     asked = parser.parse_args()
     result: dict[str, Any] = {}
@@ -152,16 +162,20 @@ def main() -> None:
     if asked.only != "reads":
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "profile.json"
-            # The rate of a first run is told too, but the one that counts comes after it.
-            first, profile = decode(asked.model, asked.tokens, source="arena")
-            write_profile(profile, path)
-            options = {"source": "tiered-file", "expert_profile": path}
-            options["ram_budget"] = budget(asked.model, profile, asked.share)
-            tier, _ = decode(asked.model, asked.tokens, **options)
-            resident, _ = decode(asked.model, asked.tokens, source="arena")
-            result["ram_budget"] = options["ram_budget"]
-            result |= {"first": first, "tier": tier, "resident": resident}
-            result["ratio"] = round(tier["tok_s"] / resident["tok_s"], 3)
+            resident = {"source": "arena", "expert_profile_save": str(path)}
+            apart(asked.model, asked.tokens, resident)
+            share = budget(asked.model, read_profile(path), asked.share)
+            tiered = {"source": "tiered-file", "ram_budget": share, "expert_profile": str(path)}
+            runs: dict[str, list[dict[str, Any]]] = {"tiered": [], "resident": []}
+            for _ in range(asked.rounds):
+                runs["tiered"].append(apart(asked.model, asked.tokens, tiered))
+                runs["resident"].append(apart(asked.model, asked.tokens, {"source": "arena"}))
+            speed = {
+                name: statistics.median(run["tok_s"] for run in found)
+                for name, found in runs.items()
+            }
+            result |= {"ram_budget_gib": round(share, 2), **runs, "tok_s": speed}
+            result["ratio"] = round(speed["tiered"] / speed["resident"], 3)
     print(json.dumps(result, indent=1))
 
 

@@ -24,8 +24,8 @@ from strata_core.runtime import Runtime
 POLICY = StartPolicy(contexts_first=True, small_pins_first=True, embedding="pinned")
 """What WSL needs of a start. The limit joins it once it is known."""
 
-STEP = 32 << 20
-"""Bytes by which the probe asks for more."""
+STEP = 8 << 20
+"""Bytes by which the probe asks for more: as much may be left unused of the little there is."""
 
 
 class WslAllocator:
