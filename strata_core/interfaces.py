@@ -158,24 +158,18 @@ class BackendContext:
 
 
 @frozen(kw_only=True)
-class AllocatorContext:
+class AllocatorContext(BackendContext):
     """What an allocator is built from; `backend` is the one already built."""
 
-    machine: Machine
-    options: Mapping[str, Any]
-    degrade: Callable[[Degradation], None]
     backend: Backend
 
 
 @frozen(kw_only=True)
-class SourceContext:
+class SourceContext(BackendContext):
     """What a source is built from. `excluded`: on devices; `ranking`: all, most asked for first.
     `budget`: bytes of host memory that experts may be kept in (None: it was not planned).
     """
 
-    machine: Machine
-    options: Mapping[str, Any]
-    degrade: Callable[[Degradation], None]
     experts: ExpertFiles
     allocator: Allocator
     progress: Progress
@@ -229,7 +223,7 @@ class Piece:
 
 
 class ExpertFiles(Protocol):
-    """Where the experts' bytes are in the model's files. Immutable; any thread may call it."""
+    """Where experts lie in the model's files; immutable. A pack's can check blobs: docs/pack.md."""
 
     @property
     def layouts(self) -> Mapping[int, BlobLayout]:
@@ -344,7 +338,10 @@ class StartPolicy:
 
 @runtime_checkable
 class Allocator(Protocol):
-    """Gives host memory. Any thread may call it; what it gave stays owned by it."""
+    """Gives host memory. Any thread may call it; what it gave stays owned by it.
+
+    If it has `contexts_ready(devices)`, it is told when those are open and nothing is pinned yet.
+    """
 
     @property
     def start_policy(self) -> StartPolicy:

@@ -10,7 +10,7 @@ from attrs import asdict, evolve, field, frozen
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv
-from strata_core.engine.devices import accelerator, without_use
+from strata_core.engine.devices import accelerator, without_residents, without_use
 from strata_core.engine.tier import Known, known_profile, low_ram
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import Capabilities, Expert, Limits
@@ -120,6 +120,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         degradations=(
             *variable_degradations(),
             *unused,
+            *without_residents(settings, source.name),
             *(item for item in fallbacks if item),
             *memory.degradations,
             *plan_degradations(request, plan),

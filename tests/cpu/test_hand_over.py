@@ -113,6 +113,26 @@ def test_a_launch_that_fails_is_latched(library, pool):
     assert [graph for graph, *_ in line.seen] == [7, 8]
 
 
+@pytest.mark.parametrize("word", [0, 3])
+def test_phases_are_left_out_where_a_word_is_nothing(library, pool, word):
+    line = Line(library)
+    counted = np.zeros(1, np.int64)
+    picks = np.array([-1, 5, -1, 0, 2] if word else [-1] * 5, np.int32)
+    entries = np.array([5], np.int64)
+    tally = line.step("tally", picks.ctypes.data, entries.ctypes.data, counted.ctypes.data)
+    more = Phase((line.launch(2),), leader=True)
+    phases = []
+    for turn in range(200):
+        gate = (line.launch(1), tally) if turn == 0 else (line.launch(1),)
+        skips = Phase(gate, leader=True, unless=counted.ctypes.data, leaves_out=2)
+        phases += [skips, more, more, Phase((line.launch(3),), leader=True)]
+    for _ in range(3):
+        line.seen.clear()
+        pool.run(Schedule.of(phases))
+        assert [graph for graph, *_ in line.seen] == ([1, 2, 2, 3] if word else [1, 3]) * 200
+        assert counted[0] == word
+
+
 def test_one_step_runs_alone(library):
     line = Line(library)
     call = line.launch(7)
