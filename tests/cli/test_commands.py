@@ -222,6 +222,24 @@ def test_doctor_reports_a_wrong_setting_beside_the_facts(strata, monkeypatch) ->
     assert result.document["machine"]["facts"]["ram_installed"] > 0
 
 
+# --- profile -----------------------------------------------------------------------------------
+
+
+def test_profile_counts_and_plan_reads_by_it(strata, tmp_path) -> None:
+    text, out = tmp_path / "t.txt", tmp_path / "p.json"
+    text.write_text("In the beginning God created the heaven and the earth. " * 4, "utf-8")
+    args = ("profile", "demo", "--text", str(text), "-o", str(out), "--context", "16")
+    document = strata(*args, "--json").document
+    written = json.loads(out.read_text("utf-8"))
+    assert written["model_hash"] == document["model_hash"]
+    assert document["picks"] == sum(map(sum, written["counts"].values())) > 0
+    assert document["tokens"] % 16 == 0
+    assert 0 < document["experts_asked_for"] <= document["experts"]
+    assert strata(*args).out.startswith(f"{out}: {document['picks']} picks over ")
+    plan = ("plan", "demo", "--low-ram", "--expert-profile", str(out), "--json")
+    assert strata(*plan).document["reads"]["learned"]
+
+
 # --- perplexity --------------------------------------------------------------------------------
 
 TEXT = "In the beginning God created the heaven and the earth.\n" * 4

@@ -46,9 +46,13 @@ class DirectFile(Protocol):
 def open_direct(path: Path) -> DirectFile:
     """Open a file for unbuffered reads, where its file system has them. Raises OSError."""
     if sys.platform == "win32":
-        from strata_core.memory.platform.direct_windows import open_unbuffered
+        import ctypes
 
-        return open_unbuffered(path)
+        from strata_core.memory.platform.direct_windows import WindowsDirect
+
+        kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+        kernel32.CreateFileW.restype = ctypes.c_void_p
+        return WindowsDirect.open(path, kernel32, ctypes.get_last_error)
     return PosixDirect.open(path)
 
 

@@ -116,7 +116,10 @@ struct MXFP4 {
     n = (n | n >> 4) & 0x00ff00ff;
     return (n | n >> 8) & 0xffff;
   }
-  DEV static float scale(u32 e) { return float_of(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
+  // 255 means no number: the row becomes one that is not finite, which is then found.
+  DEV static float scale(u32 e) {
+    return float_of(e == 255 ? 0x7f800000u : e < 2 ? 0x00200000u << e : (e - 1) << 23);
+  }
   DEV static void load(const u8* row, int b, Block& o) {
     const u8* p = row + (size_t)b * 17;
     u32 n[4];
