@@ -20,8 +20,11 @@ from strata_core.errors import DeviceError, Refused
 PACKAGES = ("rocm.bindings", "hip")
 """Where the binding's modules `hip` and `hiprtc` are, newest first."""
 
-OUT_OF_MEMORY = 2
-"""hipErrorOutOfMemory."""
+OUT_OF_MEMORY, OPERATING_SYSTEM, NOT_SUPPORTED = 2, 304, 801
+"""hipErrorOutOfMemory, hipErrorOperatingSystem, hipErrorNotSupported."""
+
+MATCHING = "install hip-python in ROCm's own version, or a newer ROCm"
+REPORT = "this is an error in the engine; please report it"
 
 NO_LIBRARY_HINT = (
     "install ROCm; where it is not in /opt/rocm, set ROCM_PATH to its folder: the binding opens "
@@ -37,13 +40,24 @@ class Binding:
     hiprtc: Any
     package: str
 
-    def call(self, verb: str, function: Callable[..., Any], *args: Any) -> Any:
+    @property
+    def fills_properties(self) -> bool:
+        """Whether hipGetDeviceProperties fills an object that it is given, as before version 10."""
+        return self.package == "hip"
+
+    def call(
+        self,
+        verb: str,
+        function: Callable[..., Any],
+        *args: Any,
+        refusals: tuple[int, ...] = (OUT_OF_MEMORY,),
+    ) -> Any:
         """Call a function of the binding and return what follows its status.
 
         That is None, one value, or a tuple. `verb` says what was wanted, in words. Raises Refused
-        where memory ran out, else DeviceError.
+        for a status of `refusals`, else DeviceError.
         """
-        return checked(verb, function, *args)
+        return checked(verb, function, *args, refusals=refusals)
 
 
 def load_binding() -> Binding:
@@ -62,30 +76,58 @@ def load_binding() -> Binding:
     )
 
 
-def checked(verb: str, function: Callable[..., Any], *args: Any) -> Any:
-    """The values behind a call's status. Raises Refused or DeviceError; see `Binding.call`."""
-    name = getattr(function, "__name__", "a function")
+def first_of(answer: Any) -> Any:
+    """The status of a call: the first of what it returns."""
+    return answer[0] if isinstance(answer, tuple) else answer
+
+
+def answer_of(verb: str, function: Callable[..., Any], *args: Any) -> Any:
+    """What a function of the binding returns, its status first. Raises DeviceError.
+
+    The binding raises where the library does not open, lacks the function, or answers a status
+    that the binding has no name for.
+    """
+    name = name_of(function)
     try:
-        answer = function(*args)
+        return function(*args)
     except RuntimeError as error:
         raise _unloaded(verb, name, str(error)) from error
+    except ValueError as error:
+        raise DeviceError(f"{verb} failed", f"{name}: {error}", MATCHING) from error
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function's name, for messages."""
+    return getattr(function, "__name__", "a function")
+
+
+def checked(
+    verb: str,
+    function: Callable[..., Any],
+    *args: Any,
+    refusals: tuple[int, ...] = (OUT_OF_MEMORY,),
+) -> Any:
+    """The values behind a call's status. Raises Refused or DeviceError; see `Binding.call`."""
+    return judged(verb, name_of(function), answer_of(verb, function, *args), refusals)
+
+
+def judged(verb: str, name: str, answer: Any, refusals: tuple[int, ...] = (OUT_OF_MEMORY,)) -> Any:
+    """What follows the status in a function's answer. Raises as `checked` does."""
     status, *values = answer if isinstance(answer, tuple) else (answer,)
     if int(status):
-        raise failure(verb, name, int(status), getattr(status, "name", str(status)))
+        raise _failure(verb, name, status, refusals)
     return values[0] if len(values) == 1 else tuple(values) if values else None
 
 
-def failure(verb: str, function: str, code: int, name: str) -> DeviceError:
+def _failure(verb: str, function: str, status: Any, refusals: tuple[int, ...]) -> DeviceError:
     """The error of a call whose status was not success."""
-    if code == OUT_OF_MEMORY:
-        return Refused(
-            f"{verb}: out of memory",
-            f"{function} answers {name} ({code})",
-            "free memory of that kind, or ask for less",
-        )
-    return DeviceError(
-        f"{verb} failed", f"{function} answers {name} ({code})", "`strata doctor` reports more"
-    )
+    code = int(status)
+    why = f"{function} answers {getattr(status, 'name', code)} ({code})"
+    if code == OUT_OF_MEMORY and OUT_OF_MEMORY in refusals:
+        return Refused(f"{verb}: out of memory", why, "free memory of that kind, or ask for less")
+    if code in refusals:
+        return Refused(f"{verb}: refused", why, "raise the limit of locked memory (`ulimit -l`)")
+    return DeviceError(f"{verb} failed", why, "`strata doctor` reports more")
 
 
 def _unloaded(verb: str, function: str, text: str) -> DeviceError:
@@ -95,7 +137,7 @@ def _unloaded(verb: str, function: str, text: str) -> DeviceError:
         return DeviceError(
             f"{verb} failed: the HIP library lacks {symbol.group(1)}",
             f"it is older than the binding: {text}",
-            "install hip-python in ROCm's own version, or a newer ROCm",
+            MATCHING,
         )
     if "dlopen" in text:
         return DeviceError(f"{verb} failed: no HIP library", text, NO_LIBRARY_HINT)
@@ -109,10 +151,19 @@ def opened_library(binding: Binding, maps: Path = Path("/proc/self/maps")) -> st
     """
     with suppress(DeviceError):  # a call that opens it; what it answers is another's matter
         binding.call("count devices", binding.hip.hipGetDeviceCount)
-    for line in maps.read_text().splitlines():
+    found = set()
+    for line in maps.read_text("utf-8", "replace").splitlines():
         path = line.partition("/")[1] + line.partition("/")[2]
         if "amdhip64" in Path(path).name:
-            return path
+            found.add(path)
+    if len(found) == 1:
+        return found.pop()
+    if found:
+        raise DeviceError(
+            "there are several HIP libraries in this process",
+            f"mapped are {', '.join(sorted(found))}; each has devices and handles of its own",
+            "let one ROCm be found: ROCM_PATH and LD_LIBRARY_PATH must not name different ones",
+        )
     raise DeviceError(
         "the HIP library cannot be found in this process",
         "the binding answers, but no file named libamdhip64 is mapped",

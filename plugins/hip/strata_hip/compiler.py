@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from strata_core.errors import DeviceError
 from strata_core.kernels.code_cache import CodeCache
 from strata_core.kernels.device.sources import Source, source_of
 from strata_core.runtime import KernelKey
-from strata_hip.binding import Binding, checked
+from strata_hip.architectures import check_known
+from strata_hip.binding import Binding, answer_of, checked, first_of
 
 OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off")
 """Denormals are kept and divisions and roots correctly rounded by default."""
@@ -16,15 +19,16 @@ class Compiler:
     """Compiles for any architecture; needs no device. Thread-safe as far as hiprtc is."""
 
     def __init__(self, binding: Binding, cache: CodeCache) -> None:
+        """Nothing is opened yet."""
         self._binding = binding
         self._cache = cache
-        self._version = ""
+        self._rocm: tuple[int, int, int] | None = None
 
     def compiled(self, key: KernelKey, architecture: str) -> tuple[bytes, str]:
         """A kernel's code object and the name of its entry. Raises DeviceError."""
         source = source_of(key)
-        identity = ("hip", architecture, self._compiler_version(), *OPTIONS, source.text)
-        name = CodeCache.key(*identity)
+        version = ".".join(map(str, self.version()))
+        name = CodeCache.key("hip", architecture, version, *OPTIONS, source.text)
         code = self._cache.read(name)
         if code is None:
             code = self.compile(source, architecture)
@@ -33,6 +37,7 @@ class Compiler:
 
     def compile(self, source: Source, architecture: str) -> bytes:
         """A code object, without the cache. Raises DeviceError with the compiler's words."""
+        check_known(architecture, self.version()[:2])
         rtc, verb = self._binding.hiprtc, f"compile {source.name} for {architecture}"
         program = checked(
             verb,
@@ -45,8 +50,9 @@ class Compiler:
         )
         try:
             options = [o.encode() for o in (f"--offload-arch={architecture}", *OPTIONS)]
-            answer = rtc.hiprtcCompileProgram(program, len(options), options)
-            status = answer[0] if isinstance(answer, tuple) else answer
+            status = first_of(
+                answer_of(verb, rtc.hiprtcCompileProgram, program, len(options), options)
+            )
             if int(status):
                 raise DeviceError(
                     f"{verb} failed",
@@ -56,7 +62,8 @@ class Compiler:
             code = bytearray(checked(verb, rtc.hiprtcGetCodeSize, program))
             checked(verb, rtc.hiprtcGetCode, program, code)
         finally:
-            rtc.hiprtcDestroyProgram(program.createRef())
+            with suppress(DeviceError):  # the code is there, or an error that matters more
+                checked("free a program", rtc.hiprtcDestroyProgram, program.createRef())
         return bytes(code)
 
     def _log(self, program: object) -> str:
@@ -66,8 +73,10 @@ class Compiler:
             checked("read a log", rtc.hiprtcGetProgramLog, program, log)
         return log.rstrip(b"\0").decode(errors="replace").strip()
 
-    def _compiler_version(self) -> str:
-        if not self._version:
-            found = checked("ask hiprtc's version", self._binding.hiprtc.hiprtcVersion)
-            self._version = ".".join(map(str, found))
-        return self._version
+    def version(self) -> tuple[int, int, int]:
+        """The runtime's version, (6, 4, 43483); hiprtc's own says 9.0 for every ROCm."""
+        if self._rocm is None:
+            hip = self._binding.hip
+            found = int(checked("ask the HIP library's version", hip.hipRuntimeGetVersion))
+            self._rocm = found // 10**7, found // 10**5 % 100, found % 10**5
+        return self._rocm

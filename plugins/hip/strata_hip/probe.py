@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata_core.errors import StrataError
 from strata_core.interfaces import Probe, Unusable, Usable
+from strata_hip.architectures import FAMILIES, serves
 from strata_hip.kernel_driver import can_open, list_gpus
 
 if TYPE_CHECKING:
@@ -38,13 +39,13 @@ def probe_allocator(machine: Machine) -> Probe:
 
 
 def find_obstacle(machine: Machine) -> Unusable | None:
-    """What of platform, adapter, driver, runtime and hip-python is missing first, or None."""
+    """What of platform, adapter, driver, runtime and hip-python is missing first, or None.
+
+    With hip-python there it is asked itself, in the end: it alone knows which library it opens,
+    and a second copy of the runtime in this process would be another world.
+    """
     return (
-        _platform(machine)
-        or _adapter(machine)
-        or _kernel_driver(machine)
-        or _runtime(machine)
-        or _hip_python(machine)
+        _platform(machine) or _adapter(machine) or _kernel_driver(machine) or _hip_python(machine)
     )
 
 
@@ -62,18 +63,6 @@ def _devices(machine: Machine) -> Probe:
             f"there are no kernels for {names}", f"devices of {', '.join(FAMILIES)} are served"
         )
     return Usable(", ".join(f"{d['name']} ({d['architecture']})" for d in served))
-
-
-FAMILIES = ("gfx906 to gfx94x", "gfx103x", "gfx11xx", "gfx12xx")
-"""What the kernels are written for; docs/hip.md says what was run and what only compiled."""
-
-
-def serves(architecture: str) -> bool:
-    """Whether there are kernels for an architecture, e.g. "gfx1030"."""
-    digits = architecture.removeprefix("gfx")
-    if digits.startswith(("103", "110", "115", "120")) and len(digits) == 4:
-        return True
-    return len(digits) == 3 and digits.startswith("9") and digits >= "906"
 
 
 def ask_devices() -> dict[str, Any]:
@@ -136,19 +125,15 @@ def _kernel_driver(machine: Machine) -> Unusable | None:
     return None
 
 
-def _runtime(machine: Machine) -> Unusable | None:
-    library = machine.find_library(*LIBRARIES)
-    if library:
-        return None
-    if library is None:
-        return Unusable("the recorded facts do not say whether ROCm is installed", _NOT_RECORDED)
-    return Unusable("the HIP runtime is not found (libamdhip64.so)", "install ROCm 6 or 7")
-
-
 def _hip_python(machine: Machine) -> Unusable | None:
     there = [machine.has_module(name) for name in ("rocm", "hip")]
     if any(there):
         return None
+    library = machine.find_library(*LIBRARIES)
+    if library is None:
+        return Unusable("the recorded facts do not say whether ROCm is installed", _NOT_RECORDED)
+    if not library:
+        return Unusable("the HIP runtime is not found (libamdhip64.so)", "install ROCm 6 or newer")
     if None in there:
         return Unusable("the recorded facts do not say whether there is hip-python", _NOT_RECORDED)
     return Unusable("hip-python is not installed", "pip install hip-python, in ROCm's version")
