@@ -56,6 +56,7 @@ static P symbol(int which, const char *name) {
   }
 
 FORWARD(hipGetDeviceCount, (int *n), 0, "cudaGetDeviceCount", (int *), (n))
+FORWARD(hipRuntimeGetVersion, (int *v), 0, "cudaRuntimeGetVersion", (int *), (v))
 FORWARD(hipSetDevice, (int d), 0, "cudaSetDevice", (int), (d))
 FORWARD(hipDeviceSynchronize, (void), 0, "cudaDeviceSynchronize", (void), ())
 FORWARD(hipGetLastError, (void), 0, "cudaGetLastError", (void), ())
