@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("verify", "Check every byte of a model's files that can be checked."),
     "inspect": ("inspect", "Say what is in a model's files."),
     "plugins": ("plugins", "List what can do the work, what is chosen, and why."),
+    "conformance": ("conformance", "Test an installed part against its interface."),
     "doctor": ("doctor", "Report this machine's facts, the settings, and what is wrong."),
 }
 """Each command's module in this package, and its line in `strata --help`."""

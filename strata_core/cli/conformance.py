@@ -1,0 +1,91 @@
+"""`strata conformance`: run the suite of a role on an installed record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from strata_core.cli.command import Invocation, command
+from strata_core.cli.words import table
+from strata_core.config import did_you_mean
+from strata_core.errors import UsageError
+from strata_core.interfaces import Role
+from strata_core.setting_table import LOADING
+
+ROLES: tuple[Role, ...] = ("source", "allocator", "backend")
+
+
+@command(
+    "conformance",
+    [
+        click.Argument(["name"], metavar="NAME"),
+        click.Option(
+            ["--role"],
+            metavar="|".join(ROLES),
+            help="What NAME is; needed only where several roles have a record of that name.",
+        ),
+        click.Option(
+            ["--model", "model"],
+            metavar="MODEL",
+            help="Test with this model instead of a small one made for the purpose.",
+        ),
+    ],
+    LOADING,
+)
+def command_object(invocation: Invocation, name: str, role: str | None, model: str | None) -> int:
+    """Test an installed backend, allocator or source against what its interface promises.
+
+    NAME is a record's name as `strata plugins` lists it. The settings given are those it is built
+    with. Needs pytest and hypothesis (the extra `conformance`). Leaves with exit code 1 where a
+    test fails.
+    """
+    settings = invocation.settings()
+    found = _role(name, role)
+    from strata_core.api import model_path
+    from strata_core.testing.conformance.run import run_conformance
+
+    path = model_path(model) if model is not None else None
+    if path is not None and not path.exists():
+        raise UsageError(f"--model {model}: there is nothing of that name")
+    options = {key: _plain(value) for key, value in settings.given().items()}
+    result = run_conformance(found, name, model=path, options=options)
+    invocation.console.document(result.as_json())
+    rows = [
+        (row.outcome, row.test, row.why.splitlines()[0] if row.why else "") for row in result.rows
+    ]
+    invocation.console.line(table(["outcome", "test", "why"], rows).rstrip())
+    count = len(result.failed)
+    ran = sum(row.outcome != "skipped" for row in result.rows)
+    verdict = f"{count} of {ran} tests failed" if count else f"{ran} tests passed"
+    invocation.console.line(f"{found} {name}: {verdict}")
+    return 0 if result.passed else 1
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _role(name: str, given: str | None) -> Role:
+    """The role that has a record of that name. Raises UsageError."""
+    from strata_core.plugins import load_plugins
+
+    catalogue = load_plugins()
+    if given is not None and given not in ROLES:
+        raise UsageError(f"--role {given} is none", f"the roles are {', '.join(ROLES)}")
+    looked = [role for role in ROLES if given in (None, role)]
+    names = {role: [offer.name for offer in catalogue.offers(role)] for role in looked}
+    having = [role for role in looked if name in names[role]]
+    if len(having) == 1:
+        return having[0]
+    if having:
+        raise UsageError(
+            f"{name} names several records", f"there is a {' and a '.join(having)}", "add --role"
+        )
+    every = [n for found in names.values() for n in found]
+    broken = "; ".join(str(item) for item in catalogue.broken)
+    raise UsageError(
+        f"there is no record named {name}",
+        f"there are {', '.join(sorted(every))}" + (f"; not loaded: {broken}" if broken else ""),
+        did_you_mean(name, every) or "`strata plugins` lists what is installed",
+    )

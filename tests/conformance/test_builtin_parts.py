@@ -1,0 +1,76 @@
+"""What core offers itself passes the suites that it asks plugins to pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strata_core.checkpoint.open import Checkpoint, open_checkpoint
+from strata_core.interfaces import (
+    Allocator,
+    AllocatorContext,
+    Backend,
+    BackendContext,
+    Source,
+    SourceContext,
+)
+from strata_core.kernels.cpu import backend as cpu
+from strata_core.kernels.reference_backend import ReferenceBackend
+from strata_core.memory.host import HostAllocator
+from strata_core.sources import arena, mmap
+from strata_core.testing.conformance import AllocatorSuite, BackendSuite, SourceSuite
+from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
+
+
+class Gguf:
+    """Quantised experts instead of the suite's floats."""
+
+    def checkpoint(self, folder: Path) -> Checkpoint:
+        hyper = tiny_hyper(experts=5, layers=3, dense_layers=frozenset({1}))
+        write_tiny_gguf(folder / "m.gguf", hyper=hyper, expert_type="Q4_K")
+        return open_checkpoint(folder / "m.gguf")
+
+
+class TestArena(SourceSuite):
+    def make(self, context: SourceContext) -> Source:
+        return arena.build(context)
+
+
+class TestArenaOfQuantised(Gguf, TestArena):
+    pass
+
+
+class TestMappedFile(SourceSuite):
+    def make(self, context: SourceContext) -> Source:
+        return mmap.build(context)
+
+
+class TestMappedQuantised(Gguf, TestMappedFile):
+    pass
+
+
+class TestHost(AllocatorSuite):
+    def make(self, context: AllocatorContext) -> Allocator:
+        return HostAllocator()
+
+
+class TestReference(BackendSuite):
+    def make(self, context: BackendContext) -> Backend:
+        return ReferenceBackend()
+
+
+class TestCpu(BackendSuite):
+    @pytest.fixture(autouse=True)
+    def kernels(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.folder = tmp_path_factory.getbasetemp() / "kernels"
+
+    def options(self) -> dict[str, object]:
+        return {"threads": 2, "cache_dir": self.folder}
+
+    def make(self, context: BackendContext) -> Backend:
+        return cpu.build(context)
+
+
+class TestCpuQuantised(Gguf, TestCpu):
+    pass

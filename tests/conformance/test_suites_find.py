@@ -1,0 +1,85 @@
+"""Every broken part is found, by a test whose name says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+BROKEN = HERE / "broken_parts.py"
+ROOT = HERE.parents[1]
+
+# Run as a plugin of the inner pytest: keeps the tests that must find something, and writes
+# {class: [failed tests]} to the file it is given.
+RECORDER = """
+import json, os
+failed = {}
+def pytest_collection_modifyitems(items):
+    items[:] = [i for i in items if i.name.split("[")[0] == getattr(i.cls, "FOUND_BY", "")]
+    failed.update({i.cls.__name__: [] for i in items})
+def pytest_runtest_logreport(report):
+    if report.when == "call" and report.failed:
+        _, kind, test = report.nodeid.split("::")
+        failed[kind].append(test.split("[")[0])
+def pytest_sessionfinish():
+    with open(os.environ["BROKEN_PARTS_RESULT"], "w") as file:
+        json.dump(failed, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The failed tests of every broken part."""
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "recorder.py").write_text(RECORDER)
+    options = [
+        "-o",
+        "python_classes=[A-Z]*",
+        "-o",
+        "addopts=",
+        "-p",
+        "recorder",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "--tb=no",
+    ]
+    paths = os.pathsep.join([str(folder), str(ROOT)])
+    result = folder / "result.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-c", os.devnull, str(BROKEN)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths, "BROKEN_PARTS_RESULT": str(result)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.exists(), done.stdout + done.stderr
+    found: dict[str, list[str]] = json.loads(result.read_text())
+    return found
+
+
+def broken_parts() -> dict[str, str]:
+    """Name of every broken part with the test that must find it."""
+    parts, name = {}, ""
+    for line in BROKEN.read_text().splitlines():
+        if line.startswith("class "):
+            name = line.removeprefix("class ").split("(")[0]
+        elif line.startswith("    FOUND_BY = "):
+            parts[name] = line.split('"')[1]
+    return parts
+
+
+@pytest.mark.parametrize(("part", "test"), broken_parts().items())
+def test_a_broken_part_is_found(failed: dict[str, list[str]], part: str, test: str) -> None:
+    assert test in failed[part], f"{part} failed only in {failed[part]}"
+
+
+def test_there_are_broken_parts_of_every_role() -> None:
+    assert len(broken_parts()) >= 8
