@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from strata_core.checkpoint.open import Checkpoint
+from strata_core.config import Settings
 from strata_core.errors import Degradation, PluginError, UsageError
 from strata_core.interfaces import Allocator, Capabilities, StartPolicy
 
@@ -18,6 +21,35 @@ def choose_kv(asked: str | None, capabilities: Capabilities, backend: str) -> st
             "leave --kv out to get the backend's default",
         )
     return asked
+
+
+def unused_plugin_settings(settings: Settings, used: Collection[str]) -> tuple[Degradation, ...]:
+    """A degradation for each setting of a plugin of which nothing is used.
+
+    `used` are the distributions that what was chosen comes from. Raises UsageError where a flag or
+    an argument gave the setting.
+    """
+    found = []
+    for setting in settings.table.plugged:
+        if setting.key not in settings.given() or setting.distribution in used:
+            continue
+        origin = settings.origin(setting.key)
+        why = f"nothing that was chosen comes from {setting.origin}, which declares it"
+        if origin.startswith(("flag", "argument")):
+            raise UsageError(
+                f"{origin.split(' ', 1)[-1]} has no effect here",
+                why,
+                "leave it out, or name what is to be used with --source, --allocator or --backend",
+            )
+        found.append(
+            Degradation(
+                what=f"{setting.key} ({origin}) has no effect",
+                why=why,
+                cost="what it was meant to set is as if it were not given",
+                remedy="remove it, or name what is to be used with --source",
+            )
+        )
+    return tuple(found)
 
 
 def check_weight_types(checkpoint: Checkpoint, capabilities: Capabilities, backend: str) -> None:

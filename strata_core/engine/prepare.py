@@ -9,7 +9,7 @@ from attrs import asdict, evolve, frozen
 
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
-from strata_core.engine.able import check_weight_types, choose_kv
+from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin_settings
 from strata_core.engine.devices import accelerator, without_use
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import Capabilities, Expert, Limits
@@ -92,6 +92,12 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     request = evolve(_plan_request(checkpoint, settings, memory, sizes, given), accelerator=devices)
     plan = make_plan(request)
     source = chosen(choice.final(plan.source, plan.source_because))
+    used = {
+        found.backend(backend.name).distribution,
+        found.allocator(allocator.name).distribution,
+        found.source(source.name).distribution,
+    }
+    unused += unused_plugin_settings(settings, used)
     fallbacks = (item.degradation for item in (backend, allocator, source))
     return Prepared(
         checkpoint=checkpoint,
@@ -105,7 +111,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         limits=Limits(WINDOW_TOKENS, WINDOW_LOGITS, plan.context, kv_type),
         plan=plan,
         degradations=(
-            *variable_degradations(),
+            *variable_degradations(table=settings.table),
             *unused,
             *(item for item in fallbacks if item),
             *memory.degradations,

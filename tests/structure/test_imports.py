@@ -18,7 +18,8 @@ MODULES = sorted(CORE.rglob("*.py"))
 LAYERS = [
     {
         "errors", "interfaces", "runtime", "hookspecs", "plugins", "selection", "machine",
-        "setting", "setting_device", "setting_memory", "setting_table", "config", "builtin",
+        "installed", "setting", "setting_device", "setting_memory", "setting_plugins",
+        "setting_table", "config", "builtin",
         "plugin_report", "demo",
     },
     {"checkpoint"},
