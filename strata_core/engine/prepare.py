@@ -32,6 +32,8 @@ from strata_core.selection import (
 WINDOW_TOKENS = 512
 """Most tokens of one window."""
 
+_BUILT_IN_FORMS = ("gguf", "hub", "pack")
+
 WINDOW_LOGITS = 64
 """Most logits rows of one window."""
 
@@ -91,7 +93,11 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     memory = _memory(settings, machine)
     request = evolve(_plan_request(checkpoint, settings, memory, sizes, given), accelerator=devices)
     plan = make_plan(request)
-    source = chosen(choice.final(plan.source, plan.source_because))
+    source = chosen(
+        choice.final(
+            plan.source if checkpoint.form in _BUILT_IN_FORMS else None, plan.source_because
+        )
+    )
     used = {
         found.backend(backend.name).distribution,
         found.allocator(allocator.name).distribution,
