@@ -161,7 +161,7 @@ LONGEST_FILE = 450
 LONGEST_FUNCTION = 60
 SOURCES = sorted(
     path
-    for folder in ("strata_core", "plugins", "tests")
+    for folder in ("strata_core", "plugins", "tests", "docs")
     for path in (ROOT / folder).rglob("*.py")
     if not {".venv", "build", "dist", "__pycache__"} & set(path.parts)
 )

@@ -20,6 +20,7 @@ from strata_source_zstd.archive import (
     DATA,
     STRIDES,
     Archive,
+    Bytes,
     Frames,
     open_archive,
     restore,
@@ -153,12 +154,12 @@ def _frames(
         yield from pool.map(lambda blob: _frame(blob, stride, level), blobs)
 
 
-def _frame(blob: np.ndarray, stride: int, level: int) -> bytes:
+def _frame(blob: Bytes, stride: int, level: int) -> bytes:
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True)
     return compressor.compress(shuffled(blob, stride).data)
 
 
-def _blob(source: BinaryIO, layer: dict[str, Any], index: int) -> np.ndarray:
+def _blob(source: BinaryIO, layer: dict[str, Any], index: int) -> Bytes:
     size = layer["stride"]
     source.seek(layer["offset"] + index * size)
     data = source.read(size)
