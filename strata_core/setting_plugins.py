@@ -42,7 +42,19 @@ _LONGEST_HELP = 400
 OPTION_WORDS = frozenset(
     {
         *("config", "context", "debug", "decode", "file", "help", "ignore", "json", "machine"),
-        *("max", "min", "model", "profile", "prompt", "quiet", "raw", "repetition", "role", "seed"),
+        *(
+            "max",
+            "min",
+            "model",
+            "plain",
+            "profile",
+            "prompt",
+            "quiet",
+            "raw",
+            "repetition",
+            "role",
+            "seed",
+        ),
         *("repeats", "stop", "system", "temperature", "text", "top", "version", "windows"),
     }
 )

@@ -28,7 +28,7 @@ def mirror(url: str, out: Path, options: str | None = None) -> int:
     """
     if out.exists():
         raise UsageError(f"{out} exists already", "nothing is overwritten", "name another OUT")
-    base, mark, rest = url.partition("::")
+    base, mark, rest = _absolute(url).partition("::")
     base = base if base.endswith("/") else f"{base}/"
 
     def place(name: str) -> str:
@@ -55,6 +55,12 @@ def mirror(url: str, out: Path, options: str | None = None) -> int:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return total
+
+
+def _absolute(url: str) -> str:
+    """The address, a path of this computer in it (the last of a chain) made absolute."""
+    before, mark, last = url.rpartition("::")
+    return f"{before}{mark}{last if '://' in last else Path(last).resolve()}"
 
 
 def _files(manifest: dict[str, Any]) -> list[tuple[str, int]]:

@@ -168,6 +168,14 @@ def test_archives_and_memory_are_read_too(pack: Path, mirrored: Path, tmp_path: 
     assert address == f"zip://my-pack/experts.bin::{archive}"
 
 
+def test_a_mirror_knows_where_a_relative_path_led(pack: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(pack.parent)
+    mirror(pack.name, tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    address = (tmp_path / "out" / "experts.url").read_text().strip()
+    assert Remote(address).size() == (pack / "experts.bin").stat().st_size
+
+
 def test_a_mirror_is_whole_or_not_there(pack: Path, server, tmp_path: Path) -> None:
     server.always = "drop"
     with pytest.raises(StrataError):
