@@ -54,7 +54,8 @@ def _measure(given: argparse.Namespace) -> None:
     print(
         f"{found.packed / found.raw:.1%} of {found.raw} bytes; decompressed at "
         f"{found.one_thread / 1e6:.0f} MB/s by one thread, "
-        f"{found.all_threads / 1e6:.0f} MB/s by {found.threads}"
+        f"{found.all_threads / 1e6:.0f} MB/s by {found.threads}; "
+        f"{found.processor / 1e6:.0f} MB for each second of processor time"
     )
 
 

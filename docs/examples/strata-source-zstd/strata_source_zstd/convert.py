@@ -180,10 +180,15 @@ def _best(source: BinaryIO, layer: dict[str, Any], level: int) -> int:
 
 @frozen
 class Measured:
-    """How fast the experts of an archive are decompressed, in bytes of experts a second."""
+    """How fast the experts of an archive are decompressed, in bytes of experts a second.
+
+    `processor` is for each second of processor time, which other work on the machine does not
+    change as it does the others.
+    """
 
     raw: int
     packed: int
+    processor: float
     one_thread: float
     all_threads: float
     threads: int
@@ -205,9 +210,11 @@ def measure(pack: Path, threads: int = 0) -> Measured:
         restore(np.frombuffer(moved, np.uint8), frames.stride, target)
 
     rates = []
+    used = time.process_time()
     for count in (1, threads):
         with ThreadPoolExecutor(count) as pool:
             begin = time.monotonic()
             list(pool.map(one, jobs))
             rates.append(archive.raw / (time.monotonic() - begin))
-    return Measured(archive.raw, archive.nbytes, rates[0], rates[1], threads)
+    processor = 2 * archive.raw / (time.process_time() - used)
+    return Measured(archive.raw, archive.nbytes, processor, rates[0], rates[1], threads)
