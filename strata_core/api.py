@@ -18,12 +18,14 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
+from strata_core.cache.profile import Profile
 from strata_core.checkpoint.open import Checkpoint, open_checkpoint
 from strata_core.config import Settings, resolve_arguments
 from strata_core.engine.assemble import Running, start
 from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits, Shutdown, Submit
 from strata_core.engine.perplexity import Perplexity, perplexity
 from strata_core.engine.prepare import Prepared, prepare
+from strata_core.engine.tier import Known, keep_profile
 from strata_core.errors import Degradation, Degradations, StrataError, UsageError
 from strata_core.interfaces import Progress
 from strata_core.machine import Machine, read_machine
@@ -64,6 +66,7 @@ class Model:
     timings: dict[str, float]
     _settings: Settings
     _running: Running
+    _known: Known = field(factory=Known)
     _names: Iterator[int] = field(factory=lambda: count(1))
     _closed: bool = False
     _end: finalize[Any, Any] = field(init=False)
@@ -168,15 +171,35 @@ class Model:
     @property
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Experts and bytes served so far, by lane."""
-        return self._running.executor.counters()
+        return self._running.counters()
+
+    def profile(self) -> Profile:
+        """How often each expert was chosen so far. Raises UsageError where nobody counts."""
+        picks = self._running.picks()
+        if picks is None:
+            backend = next(item.name for item in self.selections if item.role == "backend")
+            raise UsageError(
+                f"backend {backend} does not count which experts are chosen",
+                "a profile is made of these counts",
+                "choose --backend cpu",
+            )
+        return Profile.of(self.checkpoint.model_hash, picks)
 
     def close(self) -> None:
-        """Stop the engine and free everything; calling it again does nothing."""
+        """Stop the engine and free everything; calling it again does nothing.
+
+        What the run learned of the experts' use is kept where settings say so; a StrataError where
+        that fails comes after everything is free.
+        """
         if self._closed:
             return
         self._closed = True
+        picks = self._running.picks()
         self._end()
         self.checkpoint.close()
+        if picks is not None:
+            counted = Profile.of(self.checkpoint.model_hash, picks)
+            keep_profile(self.checkpoint, self._settings, self._known, counted, self.plan.source)
 
     def __enter__(self) -> Self:
         return self
@@ -270,6 +293,7 @@ def load(
         timings={"load_s": perf_counter() - began},
         settings=prepared.settings,
         running=running,
+        known=prepared.known,
     )
 
 

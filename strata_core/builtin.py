@@ -117,6 +117,12 @@ def _build_sliced_pinned(context: SourceContext) -> Source:
     return build(context)
 
 
+def _build_tiered_file(context: SourceContext) -> Source:
+    from strata_core.sources.tiered_file import build
+
+    return build(context)
+
+
 def _anywhere(machine: Machine) -> Probe:
     return Usable(f"{machine.os} {machine.architecture}")
 
@@ -217,5 +223,12 @@ def strata_expert_sources() -> list[SourceRecord]:
             api=API,
             probe=_anywhere,
             build=_build_sliced_pinned,
+        ),
+        SourceRecord(
+            name="tiered-file",
+            summary="The most-read experts in host memory, the rest read unbuffered from the file",
+            api=API,
+            probe=_anywhere,
+            build=_build_tiered_file,
         ),
     ]

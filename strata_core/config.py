@@ -27,6 +27,7 @@ CONFIG_VARIABLE = "STRATA_CONFIG"
 _LARGEST_FILE = 1 << 20
 _PREFIX = "STRATA_"
 _TEST_PREFIX = "STRATA_TEST_"
+_LOW_RAM = "tiered-file"
 
 
 @frozen
@@ -75,8 +76,8 @@ class Settings:
 
     def with_arguments(self, options: Mapping[str, Any]) -> Settings:
         """These settings with a Python caller's options over them. Raises UsageError."""
-        level = _Level.of_arguments(options, self.table)
-        values, origins = {**self._values, **level.values}, {**self._origins, **level.origins}
+        values, origins = dict(self._values), dict(self._origins)
+        _Level.of_arguments(options, self.table).lay_over(values, origins)
         return Settings(values, origins, self.table)
 
 
@@ -232,6 +233,24 @@ class _Level:
             self.values[setting.key] = parsed
             self.origins[setting.key] = origin
 
+    def lay_over(self, values: dict[str, Any], origins: dict[str, str]) -> None:
+        """Put these values over those of places that count less.
+
+        Raises UsageError where this place asks for something and for its opposite.
+        """
+        if self.values.get("no_low_ram"):
+            if self.values.get("source") == _LOW_RAM:
+                raise UsageError(
+                    f"{self.origins['no_low_ram']} contradicts {self.origins['source']}",
+                    f"one refuses the source {_LOW_RAM}, the other asks for it",
+                    "give one of the two",
+                )
+            if values["source"] == _LOW_RAM:
+                values["source"] = CORE.by_key["source"].default
+                origins.pop("source", None)
+        values |= self.values
+        origins |= self.origins
+
     def _choose_source(self, source: str, name: str, origin: str) -> None:
         before = self.values.get("source", source)
         if before != source:
@@ -249,8 +268,7 @@ def _layered(levels: Iterable[_Level], table: Table) -> Settings:
     values = {key: found[key].default for key in _current(table) if found[key].alias is None}
     origins: dict[str, str] = {}
     for level in levels:
-        values |= level.values
-        origins |= level.origins
+        level.lay_over(values, origins)
     return Settings(values, origins, table)
 
 

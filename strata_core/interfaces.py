@@ -3,10 +3,9 @@
 Three roles. A *backend* computes, an *allocator* gives host memory, a *source* supplies experts.
 Each role has a record (light, returned by a hook) whose `probe` says whether it can serve this
 machine and whose `build` makes the object that does. Records are plain data: nothing here imports
-a GPU library, and no hook is called after start.
+a GPU library, and no hook is called after start. More that parts may offer: `abilities.py`.
 
-The interface version is `API` = (major, minor). A plugin states the version it was written for;
-core accepts the same major with any minor up to its own.
+The interface's version is `API`: core takes plugins of the same major and a minor up to its own.
 
 Unless a docstring says otherwise: sizes and offsets are bytes, addresses are integers in the host
 address space, and a method is called from the thread that called `build`.
@@ -159,27 +158,24 @@ class BackendContext:
 
 
 @frozen(kw_only=True)
-class AllocatorContext:
+class AllocatorContext(BackendContext):
     """What an allocator is built from; `backend` is the one already built."""
 
-    machine: Machine
-    options: Mapping[str, Any]
-    degrade: Callable[[Degradation], None]
     backend: Backend
 
 
 @frozen(kw_only=True)
-class SourceContext:
-    """What a source is built from. `excluded`: on devices; `ranking`: all, most asked for first."""
+class SourceContext(BackendContext):
+    """What a source is built from. `excluded`: on devices; `ranking`: all, most asked for first.
+    `budget`: bytes of host memory that experts may be kept in (None: it was not planned).
+    """
 
-    machine: Machine
-    options: Mapping[str, Any]
-    degrade: Callable[[Degradation], None]
     experts: ExpertFiles
     allocator: Allocator
     progress: Progress
     excluded: frozenset[Expert] = frozenset()
     ranking: tuple[Expert, ...] | None = None
+    budget: int | None = None
 
 
 # --- experts -----------------------------------------------------------------------------------
@@ -227,7 +223,7 @@ class Piece:
 
 
 class ExpertFiles(Protocol):
-    """Where the experts' bytes are in the model's files. Immutable; any thread may call it."""
+    """Where experts lie in the model's files; immutable. A pack's can check blobs: docs/pack.md."""
 
     @property
     def layouts(self) -> Mapping[int, BlobLayout]:
@@ -342,7 +338,10 @@ class StartPolicy:
 
 @runtime_checkable
 class Allocator(Protocol):
-    """Gives host memory. Any thread may call it; what it gave stays owned by it."""
+    """Gives host memory. Any thread may call it; what it gave stays owned by it.
+
+    If it has `contexts_ready(devices)`, it is told when those are open and nothing is pinned yet.
+    """
 
     @property
     def start_policy(self) -> StartPolicy:

@@ -45,8 +45,15 @@ DEVICE_SETTINGS: tuple[Setting, ...] = (
         "expert_profile",
         "path",
         "memory",
-        "A profile of which experts this model asks for, by which caches are filled. Default: "
-        "experts are spread evenly over the layers.",
+        "A profile of which experts this model asks for, by which caches and tiers are filled. "
+        "Default: what earlier runs with --source tiered-file asked for, else experts are spread "
+        "evenly over the layers.",
+    ),
+    made(
+        "expert_profile_save",
+        "path",
+        "memory",
+        "Write what this run asks for, added to the profile it was given, to this file at its end.",
     ),
     made(
         "vram_budget",

@@ -19,7 +19,7 @@ MEMORY_SETTINGS: tuple[Setting, ...] = (
     made(
         "complement_pin_gib",
         "gib",
-        "memory",
+        "device",
         "How much of the resident experts' memory is page-locked for the devices: all (until the "
         "driver refuses), at most so many GiB, or 0 (none: it is locked into RAM). Default: what "
         "the machine's limit allows.",
@@ -30,7 +30,7 @@ MEMORY_SETTINGS: tuple[Setting, ...] = (
     made(
         "pin_margin_gib",
         "gib",
-        "memory",
+        "device",
         "GiB below the machine's limit at which page-locking stops by itself; small buffers may "
         "still use them.",
         default=4.0,
@@ -40,7 +40,7 @@ MEMORY_SETTINGS: tuple[Setting, ...] = (
     made(
         "pin_limit_gib",
         "gib",
-        "memory",
+        "device",
         "Host memory that the driver page-locks in all, in GiB, where it is known better than what "
         "Strata finds out or assumes.",
         flag=None,
@@ -49,7 +49,7 @@ MEMORY_SETTINGS: tuple[Setting, ...] = (
     made(
         "arena_pin_gib",
         "gib",
-        "memory",
+        "device",
         "How much of the arena is page-locked: auto (what the machine's limit allows), at most so "
         "many GiB, or 0 (all of it). Default: all of it.",
         choices=("auto",),
@@ -59,7 +59,7 @@ MEMORY_SETTINGS: tuple[Setting, ...] = (
     made(
         "partial_pin",
         "switch",
-        "memory",
+        "device",
         "Page-lock one piece from the beginning of the experts' memory, instead of slices.",
         default=False,
         flag=None,
@@ -67,16 +67,34 @@ MEMORY_SETTINGS: tuple[Setting, ...] = (
     made(
         "partial_pin_gib",
         "gib",
-        "memory",
+        "device",
         "The size of that piece in GiB. Default: what may be page-locked otherwise.",
         flag=None,
         above=True,
         high=_MOST_GIB,
     ),
     made(
-        "test_complement_refuse",
+        "large_pages",
+        "switch",
+        "device",
+        "Take large pages from the system's pool for memory that is page-locked, where it has "
+        "enough of them and lets this account have them.",
+        default=False,
+        flag=None,
+    ),
+    made(
+        "tier_verify",
         "switch",
         "diagnostics",
+        "With --source tiered-file: compare every copy of an expert in memory with the file, which "
+        "is read once more for it.",
+        default=False,
+        flag=None,
+    ),
+    made(
+        "test_complement_refuse",
+        "switch",
+        "device",
         "Refuse the resident experts' memory as one page-locked allocation, as some drivers do.",
         default=False,
         flag=None,

@@ -34,7 +34,7 @@ SETTINGS: tuple[Setting, ...] = (
         "name",
         "choice",
         "Where experts are read from: a source's name, or auto: the arena where it fits in memory, "
-        "else the mapped file.",
+        "else a tier of it on a machine with little memory, else the mapped file.",
         default="auto",
     ),
     _set(
@@ -54,6 +54,22 @@ SETTINGS: tuple[Setting, ...] = (
         alias="sliced-pinned",
     ),
     _set(
+        "low_ram",
+        "switch",
+        "choice",
+        "The same as --source tiered-file: the most-read experts in memory, the others read from "
+        "the file past the system's cache.",
+        default=False,
+        alias="tiered-file",
+    ),
+    _set(
+        "no_low_ram",
+        "switch",
+        "choice",
+        "Do not choose --source tiered-file, whatever the machine's memory.",
+        default=False,
+    ),
+    _set(
         "threads",
         "integer",
         "choice",
@@ -66,8 +82,9 @@ SETTINGS: tuple[Setting, ...] = (
         "ram_budget",
         "gib",
         "memory",
-        "The most host memory to take, at most what is available. Default: what is available; of "
-        "it STRATA_RAM_RESERVE_GIB stays free unless what is asked for needs it.",
+        "The most host memory to take, at most what is available; experts that do not fit in it "
+        "are read from the file. Default: what is available; of it STRATA_RAM_RESERVE_GIB stays "
+        "free unless what is asked for needs it.",
         above=True,
         high=2**20,
     ),
@@ -131,9 +148,6 @@ SETTINGS: tuple[Setting, ...] = (
         default="sample",
         choices=("all", "sample", "off"),
     ),
-    _later("low_ram", "switch", alias="tiered-file"),
-    _later("no_low_ram", "switch"),
-    _later("expert_profile_save"),
     _later("adapt_every"),
     _later("adapt_swaps"),
     _later("pcie_frac"),
@@ -141,7 +155,6 @@ SETTINGS: tuple[Setting, ...] = (
     _later("exact_prompt", "switch"),
     _later("spec"),
     _later("spec_min_p"),
-    _later("tier_verify", flag=None),
 )
 """The table. Order is the order of `--help`."""
 

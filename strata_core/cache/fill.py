@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from strata_core.cache.slots import SlotPool
 from strata_core.cache.staging import Staging
 from strata_core.checkpoint.scales import check_scales
-from strata_core.interfaces import BlobLayout, Expert, Progress, Source, View
+from strata_core.interfaces import BlobLayout, Expert, Progress, Source, StableSource, View
 
 
 def fill_slots(
@@ -46,6 +46,8 @@ def _fill(
     try:
         if view.dma:
             _copy_parts(device, slot, layout, view, staging)
+            if not isinstance(source, StableSource):
+                staging.drain()
             return
     finally:
         source.release(expert)
@@ -61,8 +63,6 @@ def _fill(
 
 
 def _copy_parts(device: int, slot: int, layout: BlobLayout, view: View, staging: Staging) -> None:
-    """Copies that a copy engine makes by itself; done before the view is given back."""
+    """Copies that a copy engine makes by itself; `staging.drain` waits for them."""
     for part, address in zip(layout.parts, view.parts, strict=True):
         staging.direct(device, slot + part.offset, address, part.nbytes)
-    if not view.stable:
-        staging.drain()

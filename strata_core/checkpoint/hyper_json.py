@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import asdict
+from attrs import asdict, fields
 
 from strata_core.checkpoint.config_json import Config
 from strata_core.checkpoint.hyper import Hyper, Rope
@@ -14,14 +14,15 @@ from strata_core.checkpoint.roles import FAMILIES
 
 def hyper_to_json(hyper: Hyper) -> dict[str, Any]:
     """The sizes as a JSON object with the record's own names; `rope` is an object within it."""
-    fields = asdict(hyper)
-    fields["dense_layers"] = sorted(hyper.dense_layers)
-    fields["eos"] = list(hyper.eos)
-    return fields
+    document = asdict(hyper)
+    document["dense_layers"] = sorted(hyper.dense_layers)
+    document["eos"] = list(hyper.eos)
+    return document
 
 
 def hyper_from_json(config: Config) -> Hyper:
     """What `hyper_to_json` made, with every size checked. Raises CheckpointError naming field."""
+    _check_complete(config, Hyper)
     family = config.text("family")
     if family not in FAMILIES:
         raise config.bad("family", f"{family[:60]!r} is unknown; known are {', '.join(FAMILIES)}")
@@ -58,7 +59,8 @@ def hyper_from_json(config: Config) -> Hyper:
 def _rope(config: Config) -> Rope:
     rope = config.section("rope")
     if rope is None:
-        raise config.bad("rope", "the field is missing")
+        raise config.bad("rope", "an object is expected")
+    _check_complete(rope, Rope)
     scaling = rope.text("scaling")
     if scaling not in ("none", "linear", "yarn"):
         raise config.bad("rope.scaling", f"{scaling[:60]!r} is none of none, linear, yarn")
@@ -75,9 +77,16 @@ def _rope(config: Config) -> Rope:
     )
 
 
+def _check_complete(config: Config, record: type[Hyper | Rope]) -> None:
+    """Every field is there, also one that may be null: none is left to a default unseen."""
+    for field in fields(record):
+        if field.name not in config.values:
+            raise config.bad(field.name, "the field is missing")
+
+
 def _flag(config: Config, key: str) -> bool:
     if config.get(key)[1] is None:
-        raise config.bad(key, "the field is missing")
+        raise config.bad(key, "true or false is expected")
     return config.flag(key, False)
 
 

@@ -66,9 +66,10 @@ def _variable_problems() -> list[dict[str, str]]:
 
 def _pinning_problems(settings: Settings, machine: Machine) -> list[dict[str, str]]:
     """A driver that could pin no more: by the kernel's log, or by how the last start ended."""
-    from strata_core.engine.start.diagnosis import diagnose, recall
+    from strata_core.engine.start.diagnosis import diagnose, probes_made, recall
 
-    found = diagnose(machine, recall(settings.cache_dir or cache_folder()))
+    folder = settings.cache_dir or cache_folder()
+    found = diagnose(machine, recall(folder), probes_made(folder))
     return [] if found is None else [found.as_json()]
 
 

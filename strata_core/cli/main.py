@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("chat", "Talk with a model, turn by turn."),
     "plan": ("plan", "Say what would go where, before anything is loaded."),
     "perplexity": ("perplexity", "Measure how well a model predicts a text."),
+    "profile": ("profile", "Count which experts a model asks for, for --expert-profile."),
     "bench": ("bench", "Measure how fast a model runs."),
     "pack": ("pack", "Write a model in the form that is read fastest, with hashes."),
     "verify": ("verify", "Check every byte of a model's files that can be checked."),
@@ -33,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Each command's module in this package, and its line in `strata --help`."""
 
-LATER = ("serve", "profile", "simulate")
+LATER = ("serve", "simulate")
 """Commands of later versions: known by name, so that the error can say so."""
 
 

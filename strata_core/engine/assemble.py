@@ -6,19 +6,22 @@ undoes the phases before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from attrs import frozen
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
 
+from strata_core.abilities import CountingExecutor, CountingSource
 from strata_core.config import cache_folder
 from strata_core.engine.able import check_built, checked_policy, unmet_wishes
 from strata_core.engine.loop import Engine
 from strata_core.engine.prepare import Prepared
 from strata_core.engine.start.run import DeviceStart, StartRequest
 from strata_core.engine.start.staged import StagedBackend
-from strata_core.errors import Degradations, PluginError, StrataError
+from strata_core.errors import Degradations, PluginError, StrataError, UsageError
 from strata_core.interfaces import (
     Allocator,
     AllocatorContext,
@@ -49,7 +52,19 @@ class Running:
 
     engine: Engine
     executor: Executor
+    source: Source
     parts: ExitStack
+
+    def counters(self) -> dict[str, Mapping[str, int]]:
+        """Experts and bytes by lane: the executor's, and the source's own."""
+        found = dict(self.executor.counters())
+        if isinstance(self.source, CountingSource):
+            found |= self.source.counters()
+        return found
+
+    def picks(self) -> Mapping[int, NDArray[np.int64]] | None:
+        """How often each expert was chosen so far, by layer; None where nobody counts."""
+        return self.executor.picks() if isinstance(self.executor, CountingExecutor) else None
 
     def close(self) -> None:
         """Free the executor, the source, the allocator and the backend, in this order."""
@@ -86,6 +101,12 @@ def start(
             for item in unmet_wishes(policy, prepared.allocator.name):
                 degradations.report(item)
             executor = parts_made.on_host(parts)
+        if prepared.settings.expert_profile_save and not isinstance(executor, CountingExecutor):
+            raise UsageError(
+                "--expert-profile-save has no effect here",
+                f"backend {prepared.backend.name} does not count which experts are chosen",
+                "leave it out, or choose --backend cpu",
+            )
         engine = Engine(
             executor=executor,
             limits=prepared.limits,
@@ -94,7 +115,8 @@ def start(
             tokenizer=tokenizer,
         )
         engine.start()
-        return Running(engine=engine, executor=executor, parts=parts.pop_all())
+        source = parts_made.sources[-1]
+        return Running(engine=engine, executor=executor, source=source, parts=parts.pop_all())
 
 
 def _build_backend(prepared: Prepared, degradations: Degradations) -> Backend:
@@ -127,6 +149,7 @@ class _Parts:
     allocator: Allocator
     degradations: Degradations
     progress: Progress
+    sources: list[Source] = field(factory=list)
 
     def on_host(self, parts: ExitStack) -> Executor:
         """One after the other."""
@@ -172,8 +195,10 @@ class _Parts:
             progress=self.progress,
             excluded=excluded,
             ranking=prepared.ranking,
+            budget=prepared.plan.budget,
         )
-        return _made("source", offer, lambda: offer.record.build(context))
+        self.sources.append(_made("source", offer, lambda: offer.record.build(context)))
+        return self.sources[-1]
 
     def bind(self, source: Source) -> Executor:
         """The program, made runnable."""

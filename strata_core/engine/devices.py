@@ -63,6 +63,10 @@ def accelerator(
         cache=_count(settings.expert_cache),
         helpers=tuple(_count(helper) for helper in helpers),
         pins=allocator.pins(machine, options) if allocator.pins else None,
+        bulk_pins={
+            "arena": _bytes(settings.arena_pin_gib or None),
+            "sliced-pinned": _bytes(settings.complement_pin_gib),
+        },
         resident=_bytes(settings.resident_budget_gib),
     )
 
@@ -79,25 +83,37 @@ def without_use(settings: Settings, backend: BackendRecord) -> tuple[Degradation
         simulated = setting.key.startswith("sim_")
         if (simulated and backend.name == _SIMULATED) or (not simulated and backend.devices):
             continue
-        origin = settings.origin(setting.key)
-        name = origin.split(" ", 1)[-1] if not origin.startswith("file") else setting.key
         why = (
             f"it is about the simulated devices, and the backend is {backend.name}"
             if simulated
             else f"backend {backend.name} has no devices of its own"
         )
-        if origin.startswith(("flag", "argument")):
-            remedy = "leave it out, or choose a backend with devices with --backend"
-            raise UsageError(f"{name} has no effect here", why, remedy)
-        found.append(
-            Degradation(
-                what=f"{name} ({origin}) has no effect",
-                why=why,
-                cost="what it was meant to set is as if it were not given",
-                remedy="remove it, or choose a backend with devices with --backend",
-            )
-        )
+        way = "choose a backend with devices with --backend"
+        found.append(_without_effect(settings, setting.key, why, way))
     return tuple(found)
+
+
+def without_residents(settings: Settings, source: str) -> tuple[Degradation, ...]:
+    """As `without_use`, for the budget of resident experts where the source keeps none."""
+    key = "resident_budget_gib"
+    if source == "sliced-pinned" or key not in settings.given():
+        return ()
+    why = f"it is about the resident experts, and the source is {source}"
+    return (_without_effect(settings, key, why, "give --resident-experts as well"),)
+
+
+def _without_effect(settings: Settings, key: str, why: str, way: str) -> Degradation:
+    """The degradation for a setting that nobody heeds; UsageError where a flag gave it."""
+    origin = settings.origin(key)
+    name = origin.split(" ", 1)[-1] if not origin.startswith("file") else key
+    if origin.startswith(("flag", "argument")):
+        raise UsageError(f"{name} has no effect here", why, f"leave it out, or {way}")
+    return Degradation(
+        what=f"{name} ({origin}) has no effect",
+        why=why,
+        cost="what it was meant to set is as if it were not given",
+        remedy=f"remove it, or {way}",
+    )
 
 
 def _count(asked: int | str | None) -> int | None:
@@ -105,5 +121,6 @@ def _count(asked: int | str | None) -> int | None:
     return asked if isinstance(asked, int) else None
 
 
-def _bytes(size: float | None) -> int | None:
-    return None if size is None else int(size * 2**30)
+def _bytes(size: float | str | None) -> int | None:
+    """GiB as bytes; None, for any amount, where it is a word or nothing."""
+    return int(size * 2**30) if isinstance(size, int | float) else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import floor, prod
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve, field, frozen
 
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin_settings
-from strata_core.engine.devices import accelerator, without_use
+from strata_core.engine.devices import accelerator, without_residents, without_use
+from strata_core.engine.tier import Known, known_profile, low_ram
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import Capabilities, Expert, Limits
 from strata_core.kernels.kv import kv_bytes
@@ -42,7 +43,7 @@ WINDOW_LOGITS = 64
 class Prepared:
     """What was decided, each decision with its reason; `degradations` is what it makes worse.
 
-    `ranking` orders all experts, the most asked for first; None without a profile.
+    `known` is the profile that caches and tiers are filled by.
     """
 
     checkpoint: Checkpoint
@@ -56,7 +57,12 @@ class Prepared:
     limits: Limits
     plan: Plan
     degradations: tuple[Degradation, ...]
-    ranking: tuple[Expert, ...] | None = None
+    known: Known = field(factory=Known)
+
+    @property
+    def ranking(self) -> tuple[Expert, ...] | None:
+        """All experts, the most asked for first; None without a profile."""
+        return self.known.order
 
     @property
     def selections(self) -> tuple[Selection, ...]:
@@ -91,7 +97,13 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     )
     given = chosen(choice.settled) if choice.settled else None
     memory = _memory(settings, machine)
-    request = evolve(_plan_request(checkpoint, settings, memory, sizes, given), accelerator=devices)
+    known = known_profile(checkpoint, settings)
+    asked = given.name if given else None
+    request = evolve(
+        _plan_request(checkpoint, settings, memory, sizes, given),
+        accelerator=devices,
+        low_ram=low_ram(checkpoint, settings, machine, sizes, devices, known, asked),
+    )
     plan = make_plan(request)
     source = chosen(
         choice.final(
@@ -116,9 +128,11 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         program=program,
         limits=Limits(WINDOW_TOKENS, WINDOW_LOGITS, plan.context, kv_type),
         plan=plan,
+        known=known,
         degradations=(
             *variable_degradations(table=settings.table),
             *unused,
+            *without_residents(settings, source.name),
             *(item for item in fallbacks if item),
             *memory.degradations,
             *plan_degradations(request, plan),

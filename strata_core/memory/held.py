@@ -11,7 +11,7 @@ from functools import partial
 
 from attrs import define, field, frozen
 
-from strata_core.errors import DeviceError, Refused
+from strata_core.errors import Refused, StrataError
 from strata_core.memory.ledger import PINNED, Claim, Ledger, vram
 from strata_core.runtime import Runtime
 
@@ -93,17 +93,17 @@ class Held:
 
 
 def undo_all(runtime: Runtime, steps: Iterable[Callable[[], None]]) -> None:
-    """Do every step, whatever fails; the first DeviceError is raised at the end.
+    """Do every step, whatever fails; the first StrataError is raised at the end.
 
     The driver's pending error is taken first and after each failure: who met it was told of it, and
     it must not keep memory from being freed.
     """
-    first: DeviceError | None = None
+    first: StrataError | None = None
     runtime.take_error()
     for step in steps:
         try:
             step()
-        except DeviceError as error:
+        except StrataError as error:
             first = first or error
             runtime.take_error()
     if first is not None:

@@ -6,6 +6,7 @@ the reason.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -164,7 +165,7 @@ class Holding:
 
     def _note(self, what: str, error: DeviceError) -> None:
         """Keep the reason of a refusal, and clear what the driver keeps pending."""
-        self._host.runtime.take_error()
+        self._clear()
         self.refusals.append(f"{what} was refused: {error.what}: {error.why}")
 
     def _free_one(self) -> None:
@@ -182,11 +183,18 @@ class Holding:
         try:
             action()
         except DeviceError as first:
-            self._host.runtime.take_error()
+            self._clear()
             _LOG.warning("%s: %s: %s; trying again", self._purpose, first.what, first.why)
             try:
                 action()
             except DeviceError as second:
-                self._host.runtime.take_error()
+                self._clear()
                 return second
         return None
+
+    def _clear(self) -> None:
+        """Clear what the driver keeps pending; asked twice, as the first answer may be an error."""
+        for _ in range(2):
+            with contextlib.suppress(DeviceError):
+                self._host.runtime.take_error()
+                return

@@ -61,7 +61,9 @@ class Outcome:
         words += self.refusals
         if self.stopped and self.asked:
             words.append(self.asked)
-        return "; ".join(words) or ("granted as asked" if self.pinned else "nothing to page-lock")
+        if words:
+            return "; ".join(words)
+        return "granted at once" if self.one else "granted slice by slice, while it was filled"
 
     def region(self, address: int) -> Region:
         """The region at `address`."""

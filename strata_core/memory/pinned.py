@@ -142,6 +142,7 @@ class PinnedAllocator:
             refuse_one=rule.refuse_one,
             prefix=rule.prefix,
             threads=self._threads,
+            large=self._settings.large,
         )
 
     def _set_limit(self, kind: LimitKind) -> PinLimit:
@@ -167,23 +168,23 @@ class PinnedAllocator:
 def build(context: AllocatorContext, policy: StartPolicy = POLICY) -> Allocator:
     """A pinned allocator for the backend that was built.
 
-    It is one over a runtime: an object with the attributes `runtime` and `ledger`, and `device`
-    where its first device is not 0. Raises PluginError for another.
+    It is one over a runtime: an object with the attributes `runtime`, `ledger` and `devices` (the
+    indices in use, the first one first). Raises PluginError for another.
     """
     backend = context.backend
     runtime, ledger = getattr(backend, "runtime", None), getattr(backend, "ledger", None)
-    if not isinstance(runtime, Runtime) or not isinstance(ledger, Ledger):
+    used = tuple(getattr(backend, "devices", ()))
+    if not isinstance(runtime, Runtime) or not isinstance(ledger, Ledger) or not used:
         raise PluginError(
             f"{type(backend).__name__} has no runtime that could page-lock memory",
             "an allocator of pinned memory works for backends with devices",
             "choose another with --allocator",
         )
-    device = int(getattr(backend, "device", 0))
     return PinnedAllocator(
-        Host(runtime=runtime, ledger=ledger, system=system_memory(), device=device),
+        Host(runtime=runtime, ledger=ledger, system=system_memory(), device=used[0]),
         PinSettings.of(context.options),
         context.degrade,
         policy=policy,
-        names=[found.name for found in runtime.devices()],
+        names=[found.name for found in runtime.devices() if found.index in used],
         threads=populate_threads(context.machine),
     )

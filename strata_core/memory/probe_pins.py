@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,19 @@ class PinKey:
     ram: int
 
     @classmethod
-    def of(cls, runtime: Runtime, machine: Machine, driver: str) -> PinKey:
-        """The key of this machine; `driver` is what its plugin knows the driver's version as."""
+    def of(
+        cls, runtime: Runtime, machine: Machine, driver: str, used: Collection[int] | None = None
+    ) -> PinKey:
+        """The key of this machine; `driver` is what its plugin knows the driver's version as.
+
+        `used` are the devices whose contexts are open (None: all): contexts take of what a driver
+        page-locks, so an answer with one is none for three.
+        """
         kind = f" wsl{machine.wsl}" if machine.wsl else ""
         return cls(
             driver,
             f"{machine.os}{kind} {machine.release}",
-            tuple(device.name for device in runtime.devices()),
+            tuple(d.name for d in runtime.devices() if used is None or d.index in used),
             machine.ram_installed,
         )
 

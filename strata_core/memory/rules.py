@@ -8,6 +8,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from strata_core.errors import UsageError
+from strata_core.plan.plan import gib
 
 ARENA = "the arena of all experts"
 """Purpose of the memory that holds every expert."""
@@ -51,6 +52,7 @@ class PinSettings:
     partial: bool = False
     partial_most: int | None = None
     refuse_one: bool = False
+    large: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> PinSettings:
@@ -73,6 +75,7 @@ class PinSettings:
             partial=partial,
             partial_most=_nbytes(piece),
             refuse_one=bool(options.get("test_complement_refuse")),
+            large=bool(options.get("large_pages")),
         )
 
     def rule(self, purpose: str) -> PinRule:
@@ -92,7 +95,7 @@ class PinSettings:
             return PinRule(limit="none", one_first=True, refuse_one=self.refuse_one)
         return PinRule(
             most=self.complement,
-            because="STRATA_COMPLEMENT_PIN_GIB",
+            because=_allows("STRATA_COMPLEMENT_PIN_GIB", self.complement),
             limit="none",
             one_first=True,
             refuse_one=self.refuse_one,
@@ -103,14 +106,21 @@ class PinSettings:
             return PinRule()
         if not self.arena:
             return PinRule(limit="known")
-        return PinRule(most=self.arena, because="STRATA_ARENA_PIN_GIB", limit="known")
+        return PinRule(
+            most=self.arena, because=_allows("STRATA_ARENA_PIN_GIB", self.arena), limit="known"
+        )
 
     def _as_prefix(self, rule: PinRule) -> PinRule:
         most, because = rule.most, rule.because
         if self.partial_most is not None and (most is None or self.partial_most < most):
-            most, because = self.partial_most, "STRATA_PARTIAL_PIN_GIB"
+            most = self.partial_most
+            because = _allows("STRATA_PARTIAL_PIN_GIB", most)
         return PinRule(most=most, because=because, limit=rule.limit, prefix=True)
 
 
 def _nbytes(gib: float | None) -> int | None:
     return None if gib is None else int(gib * _GIB)
+
+
+def _allows(variable: str, nbytes: int) -> str:
+    return f"{variable} allows {gib(nbytes)}"

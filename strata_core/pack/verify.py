@@ -136,7 +136,7 @@ def values(checkpoint: Checkpoint, progress: Progress) -> Outcome:
     A pack's weights were checked so when it was made, and have the hashes of that time.
     """
     if checkpoint.pack is not None:
-        note = "checked when the pack was made; its hashes say that nothing has changed since"
+        note = "they were checked when the pack was made, before they were hashed"
         return Outcome(check="values", verdict="ok", note=note)
     ranges = list(_stored(checkpoint))
     note = "every weight can be read, and no MXFP4 scale stands for no number"

@@ -14,6 +14,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -226,14 +227,22 @@ class _Work:
         return kept
 
     def write_rest(self, arrangement: Arrangement, journal: Journal) -> None:
-        """Write every unit that the journal does not have, each noted when it is on the disk."""
+        """Write every unit that the journal does not have, each noted when it is on the disk.
+
+        The disk takes one unit in while the next is read and hashed.
+        """
         units = [unit for unit in arrangement.units if unit.name not in journal.done]
         self.progress.start("packing", sum(unit.nbytes for unit in units))
         try:
-            for unit in units:
-                hashes = tuple(self.workers.map(self._copy, unit.items))
-                self._flush(unit)
-                journal.add(unit.name, hashes)
+            with ThreadPoolExecutor(1, "strata-flush") as flusher:
+                before: _Flushing | None = None
+                for unit in units:
+                    hashes = tuple(self.workers.map(self._copy, unit.items))
+                    if before is not None:
+                        before.note(journal)
+                    before = _Flushing(unit.name, hashes, flusher.submit(self._flush, unit))
+                if before is not None:
+                    before.note(journal)
         finally:
             self.progress.done()
 
@@ -272,6 +281,20 @@ class _Work:
             digest.update(buffer[:size])
             self.progress.advance(size)
         return digest.hexdigest()
+
+
+@frozen(eq=False)
+class _Flushing:
+    """A unit whose bytes are on their way to the disk."""
+
+    unit: str
+    hashes: tuple[str, ...]
+    flushed: Future[None]
+
+    def note(self, journal: Journal) -> None:
+        """Wait until they are there, and note it. Raises StrataError, OSError."""
+        self.flushed.result()
+        journal.add(self.unit, self.hashes)
 
 
 def _chunks(item: Item) -> Iterator[tuple[Piece, WeightType]]:

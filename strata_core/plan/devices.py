@@ -6,17 +6,19 @@ with the mean size of a blob; a start sizes its caches from what is really free.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import floor
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from strata_core.plan.sizes import BASE_BYTES, Item, Sizes, Tier, gib
 from strata_core.runtime import Device
 
 if TYPE_CHECKING:
     from strata_core.plan.plan import PlanRequest
+
+_NOT_KNOWN = 1 << 62
 
 RESERVE_SHARE = 20
 """Without a reserve that was named, caches leave at most this part of a device free."""
@@ -30,7 +32,8 @@ class Accelerator:
     first; `reserve` what caches of the size auto leave free on each, None for the default.
     `cache` is the number of experts that the first holds, `helpers` those of the others (missing:
     none); None stands for auto. `pins` is what the driver is expected to page-lock (None: any
-    amount), `resident` the most RAM for experts that no device holds (None: any amount).
+    amount), `bulk_pins` the most that the settings let it page-lock of the experts' memory (None:
+    any amount), by source; `resident` the most RAM for experts that no device holds (None: any).
     """
 
     devices: tuple[Device, ...]
@@ -39,11 +42,12 @@ class Accelerator:
     cache: int | None = None
     helpers: tuple[int | None, ...] = ()
     pins: int | None = None
+    bulk_pins: Mapping[str, int | None] = field(factory=dict)
     resident: int | None = None
 
     def have(self, number: int) -> int:
-        """What may be taken of the device at `number`."""
-        total = self.devices[number].total
+        """What may be taken of the device at `number`; as good as all where that is not known."""
+        total = self.devices[number].total or _NOT_KNOWN
         return total if number or self.budget is None else min(total, self.budget)
 
     def kept(self, number: int) -> int:
@@ -52,7 +56,7 @@ class Accelerator:
 
     def room(self, number: int) -> int:
         """What choices left to Strata may take of it."""
-        free = self.devices[number].total - self.kept(number)
+        free = (self.devices[number].total or _NOT_KNOWN) - self.kept(number)
         return max(0, min(self.have(number), free))
 
 
@@ -181,7 +185,9 @@ def _counts(request: PlanRequest, context: int) -> list[int]:
             wanted = helpers[number - 1] if number <= len(helpers) else 0
             taken = sizes.helper_workspace
         if wanted is None:
-            wanted = sizes.fitting(accelerator.room(number) - taken)
+            room = accelerator.room(number) - taken
+            # what cannot be known is not promised: the cache is made once the device is open
+            wanted = sizes.fitting(room) if room < _NOT_KNOWN // 2 else 0
         counts.append(max(0, min(wanted, left)))
         left -= counts[-1]
     return counts
@@ -201,6 +207,9 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
             *(experts if cache.experts else ()),
         )
     have, device = accelerator.have(number), accelerator.devices[number]
+    if not device.total and (number or accelerator.budget is None):
+        need = sum(item.nbytes for item in items)
+        return Tier(f"vram{number}", items, need, device.label, "its size is known once it is open")
     origin = f"of {gib(device.total)}; caches leave {gib(accelerator.kept(number))} free"
     if not number and accelerator.budget is not None:
         origin = f"--vram-budget {gib(accelerator.budget)}, {origin}"
@@ -225,9 +234,10 @@ def _pinned(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> T
         items.append(Item("token embedding", embedding))
     if host and source in ("arena", "sliced-pinned"):
         left = host if accelerator.pins is None else accelerator.pins - sizes.small - embedding
-        bulk = max(0, min(host, left))
-        path = 1 if bulk == host else 2 if bulk else 3
-        items.append(Item(f"{floor(100 * bulk / host)} % of the experts in RAM, path {path}", bulk))
+        allowed = accelerator.bulk_pins.get(source)
+        bulk = max(0, min(host, left if allowed is None else min(left, allowed)))
+        path = "in slices (path 2)" if bulk else "locked at most (path 3)"
+        items.append(Item(f"{floor(100 * bulk / host)} % of the experts in RAM, {path}", bulk))
     need = sum(item.nbytes for item in items)
     have = need if accelerator.pins is None else accelerator.pins
     origin = "no limit is known" if accelerator.pins is None else "what the driver is known to lock"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strata_core.errors import Degradation, DoesNotFit
-from strata_core.plan.plan import Plan, PlanRequest, Tier, gib, keeps_experts_in_ram
+from strata_core.plan.plan import Plan, PlanRequest, Tier, gib
+from strata_core.plan.tier import tier_degradations
 
 
 def explain(plan: Plan) -> str:
@@ -25,6 +26,8 @@ def explain(plan: Plan) -> str:
             f"({plan.reserve_because})"
         )
     lines.append(f"source: {plan.source} ({plan.source_because})")
+    if plan.reads is not None:
+        lines.append(f"reads: {plan.reads}")
     lines.append(f"context: {plan.context} tokens ({plan.context_because})")
     if plan.options:
         lines.append("would fit:")
@@ -47,9 +50,10 @@ def _missing(short_by: int) -> str:
 
 def plan_degradations(request: PlanRequest, plan: Plan) -> tuple[Degradation, ...]:
     """What the planner chose for want of memory, where the choice was its own."""
-    found = []
+    found: list[Degradation] = []
     remedy = "free memory or lower STRATA_RAM_RESERVE_GIB" if plan.reserve else "give more memory"
-    if request.source is None and not keeps_experts_in_ram(plan.source):
+    found.extend(tier_degradations(request, plan))
+    if request.source is None and plan.source == "mmap":
         found.append(
             Degradation(
                 what="the experts are not kept in memory but read from the mapped file",

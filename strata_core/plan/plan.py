@@ -13,9 +13,10 @@ from typing import Any
 
 from attrs import asdict, evolve, field, frozen
 
-from strata_core.plan import devices
+from strata_core.plan import devices, tier
 from strata_core.plan.devices import Accelerator, Cache, Layout
 from strata_core.plan.sizes import BASE_BYTES, Item, Option, Sizes, Tier, gib
+from strata_core.plan.tier import LowRam, Reads
 
 __all__ = [
     "BASE_BYTES", "Item", "Option", "Plan", "PlanRequest", "Sizes", "Tier", "gib", "make_plan",
@@ -32,7 +33,8 @@ class PlanRequest:
     `ram` is what may be taken (the budget, or what is available), `ram_origin` says which;
     `reserve` is what the planner's own choices leave free of it. `source` and `context` are None
     where the choice is the planner's; `source_because` says who gave the source. `trained` is the
-    trained context length; `accelerator` the devices, None where the backend has none.
+    trained context length; `accelerator` the devices, None where the backend has none;
+    `low_ram` what the tiered file would do.
     """
 
     sizes: Sizes
@@ -44,6 +46,7 @@ class PlanRequest:
     source_because: str = "named by --source"
     context: int | None = None
     accelerator: Accelerator | None = None
+    low_ram: LowRam = field(factory=LowRam)
 
     @property
     def room(self) -> int:
@@ -58,6 +61,8 @@ class Plan:
     `reserve` is what was to stay free of the memory there is, `reserve_used` what is taken of it
     all the same, and `reserve_because` for what reason. `options` are smaller ways that would fit;
     they are there only where the plan does not. `caches` are the experts that devices hold.
+    `budget` is what the source may keep experts in, and `reads` what it reads then; None where it
+    keeps all, or none.
     """
 
     source: str
@@ -71,6 +76,8 @@ class Plan:
     reserve_because: str = ""
     options: tuple[Option, ...] = field(default=())
     caches: tuple[Cache, ...] = ()
+    budget: int | None = None
+    reads: Reads | None = None
 
     @property
     def fits(self) -> bool:
@@ -100,6 +107,7 @@ class Plan:
                 for tier in self.tiers
             ],
             "caches": [asdict(cache) for cache in self.caches],
+            "reads": asdict(self.reads) if self.reads else None,
             "options": [asdict(option) for option in self.options],
         }
 
@@ -119,6 +127,13 @@ def _decide(request: PlanRequest) -> Plan:
     need = _need(request, source, context)
     used = min(max(0, need - request.room), request.ram - request.room)
     layout = devices.lay_out(request, source, context) if request.accelerator else None
+    items = _ram(request, source, context)
+    budget, reads = None, None
+    if source == tier.SOURCE:
+        budget = tier.granted(request.low_ram, request.room - need)
+        items = (Item("experts", budget), *items)
+        cached = sum(cache.experts for cache in layout.caches) if layout else 0
+        reads = tier.reads(request.low_ram, request.sizes, budget, cached)
     return Plan(
         source=source,
         source_because=source_because,
@@ -126,10 +141,12 @@ def _decide(request: PlanRequest) -> Plan:
         context_because=context_because,
         tiers=(
             *((*layout.vram, layout.pinned) if layout else ()),
-            Tier("ram", _ram(request, source, context), request.ram if used else request.room),
-            _file(request, source, context, layout),
+            Tier("ram", items, request.ram if used else request.room),
+            _file(request, items, layout),
         ),
         caches=layout.caches if layout else (),
+        budget=budget,
+        reads=reads,
         ram_origin=request.ram_origin,
         reserve=request.ram - request.room,
         reserve_used=used,
@@ -155,6 +172,8 @@ def _choose_source(request: PlanRequest) -> tuple[str, str]:
             f"what no device holds takes {gib(outside)} of the {gib(request.room)} that may be "
             f"used; all experts would take {gib(need)}"
         )
+    if request.low_ram.because and not request.low_ram.unmet:
+        return tier.SOURCE, request.low_ram.because
     return "mmap", (
         f"all experts in memory would take {gib(need)}, and only {gib(request.room)} may be used"
     )
@@ -207,23 +226,25 @@ def _need(request: PlanRequest, source: str, context: int) -> int:
 
 
 def _ram(request: PlanRequest, source: str, context: int) -> tuple[Item, ...]:
+    buffers = (tier.ring(request.low_ram),) if source == tier.SOURCE else ()
     if request.accelerator:
-        return devices.lay_out(request, source, context).ram
+        return (*devices.lay_out(request, source, context).ram, *buffers)
     sizes = request.sizes
     items = [
         Item("dense weights", sizes.dense),
         Item(f"keys and values of {context} tokens", sizes.kv_position * context),
         Item("working memory", sizes.workspace),
         Item("program", BASE_BYTES),
+        *buffers,
     ]
     if keeps_experts_in_ram(source):
         items.insert(1, Item("experts", sizes.experts))
     return tuple(items)
 
 
-def _file(request: PlanRequest, source: str, context: int, layout: Layout | None) -> Tier:
+def _file(request: PlanRequest, ram: tuple[Item, ...], layout: Layout | None) -> Tier:
     """Experts that stay in the model's files, which always have what they need."""
-    held = sum(item.nbytes for item in _ram(request, source, context) if item.what == "experts")
+    held = sum(item.nbytes for item in ram if item.what == "experts")
     held += sum(cache.nbytes for cache in layout.caches) if layout else 0
     nbytes = max(0, request.sizes.experts - held)
     return Tier("file", (Item("experts", nbytes),) if nbytes else (), nbytes)

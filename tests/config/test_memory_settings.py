@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strata_core.config import resolve, unknown_variables
+from strata_core.engine.devices import without_residents
 from strata_core.errors import UsageError
 from strata_core.setting import BadValue
 from strata_core.setting_memory import MEMORY_SETTINGS
@@ -52,3 +53,14 @@ def test_one_has_a_flag_and_all_have_variables() -> None:
 def test_a_piece_without_a_size_is_refused() -> None:
     with pytest.raises(UsageError, match="STRATA_PARTIAL_PIN_GIB"):
         resolve({}, {"STRATA_PARTIAL_PIN_GIB": "0"})
+
+
+def test_a_budget_without_resident_experts_is_not_passed_over() -> None:
+    given = {"resident_budget_gib": "2"}
+    assert without_residents(resolve(given, {}), "sliced-pinned") == ()
+    assert without_residents(resolve({}, {}), "arena") == ()
+    with pytest.raises(UsageError, match="--resident-budget-gib has no effect here") as caught:
+        without_residents(resolve(given, {}), "arena")
+    assert "--resident-experts" in caught.value.remedy
+    (item,) = without_residents(resolve({}, {"STRATA_RESIDENT_BUDGET_GIB": "2"}), "mmap")
+    assert "STRATA_RESIDENT_BUDGET_GIB" in item.what

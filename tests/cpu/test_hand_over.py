@@ -113,6 +113,26 @@ def test_a_launch_that_fails_is_latched(library, pool):
     assert [graph for graph, *_ in line.seen] == [7, 8]
 
 
+@pytest.mark.parametrize("word", [0, 3])
+def test_phases_are_left_out_where_a_word_is_nothing(library, pool, word):
+    line = Line(library)
+    counted = np.zeros(1, np.int64)
+    picks = np.array([-1, 5, -1, 0, 2] if word else [-1] * 5, np.int32)
+    entries = np.array([5], np.int64)
+    tally = line.step("tally", picks.ctypes.data, entries.ctypes.data, counted.ctypes.data)
+    more = Phase((line.launch(2),), leader=True)
+    phases = []
+    for turn in range(200):
+        gate = (line.launch(1), tally) if turn == 0 else (line.launch(1),)
+        skips = Phase(gate, leader=True, unless=counted.ctypes.data, leaves_out=2)
+        phases += [skips, more, more, Phase((line.launch(3),), leader=True)]
+    for _ in range(3):
+        line.seen.clear()
+        pool.run(Schedule.of(phases))
+        assert [graph for graph, *_ in line.seen] == ([1, 2, 2, 3] if word else [1, 3]) * 200
+        assert counted[0] == word
+
+
 def test_one_step_runs_alone(library):
     line = Line(library)
     call = line.launch(7)
@@ -128,7 +148,7 @@ def test_a_plan_leaves_other_lanes_out(library):
     xs, ys = np.arange(3, dtype=np.int64) + 10, np.arange(6, dtype=np.int64) + 20
     inner = ys + 10
     out = np.zeros((3, 6), np.int64)
-    counters = np.array([5, 1], np.int64)
+    counters = np.array([5, 1, 10, 20, 30], np.int64)
     arrays = (groups, units)
     args = [picks, tokens, 2, 3, table, *arrays, 4, 3, xs, ys, inner, *out, counters]
     block = np.array([a.ctypes.data if isinstance(a, np.ndarray) else a for a in args], np.int64)
@@ -136,4 +156,4 @@ def test_a_plan_leaves_other_lanes_out(library):
     assert groups.tolist() == [[100, 101, 102, 0], [106, 107, 108, 1], [0, 0, 0, 3], [0] * 4]
     assert units.tolist() == [8, 6]
     assert out[:, :3].tolist() == [[11, 10, 11], [22, 20, 23], [32, 30, 33]]
-    assert counters.tolist() == [8, 3]
+    assert counters.tolist() == [8, 3, 11, 20, 32]

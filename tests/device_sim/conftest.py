@@ -84,19 +84,19 @@ class Lab:
             most_tokens=most_tokens,
         )
 
-    def bind(self, backend, checkpoint, source=None, limits=LIMITS, progress=None):
+    def bind(self, backend, checkpoint, source=None, limits=LIMITS, hyper=None):
         return backend.bind(
-            build_program(checkpoint.hyper),
+            build_program(hyper or checkpoint.hyper),
             checkpoint,
             checkpoint.experts,
             source or MappedFile(checkpoint.experts),
             limits,
-            progress or Quiet(),
+            Quiet(),
         )
 
-    def cpu(self, checkpoint, limits=LIMITS, ids=IDS):
+    def cpu(self, checkpoint, limits=LIMITS, ids=IDS, hyper=None):
         """The CPU's logits of all positions."""
-        program = build_program(checkpoint.hyper)
+        program = build_program(hyper or checkpoint.hyper)
         source = MappedFile(checkpoint.experts)
         pool = Pool(self.library.compiler, 1)
         try:

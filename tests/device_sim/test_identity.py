@@ -6,9 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from strata_core.cache.rank import ranking
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.interfaces import Limits, View, Window
+from strata_core.model.build import build_program
 from strata_core.sources.mmap import MappedFile
 
 TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K", "MXFP4", "F16", "BF16", "F32"]
@@ -88,8 +93,6 @@ def test_kv_types(lab, tiny_file, expected, kv_type):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("where", ["device", "pinned"])
 def test_the_embedding_may_lie_anywhere(lab, tiny_file, tools, expected, tied, where):
-    from strata_core.model.build import build_program
-
     checkpoint = tiny_file({"tied": tied})
     backend = lab.backend(expert_cache=3)
     backend.open_contexts()
@@ -106,7 +109,7 @@ def test_the_embedding_may_lie_anywhere(lab, tiny_file, tools, expected, tied, w
 
 
 @pytest.mark.parametrize("aliases", ["same", "apart"])
-@pytest.mark.parametrize("helpers", [(4,), (3, 4), (2, 3, 99)])
+@pytest.mark.parametrize("helpers", [(4,), (0, 4), (3, 4), (2, 3, 99)])
 def test_helpers(lab, tiny_file, expected, helpers, aliases):
     checkpoint = tiny_file()
     runtime = lab.runtime(vram=(1 << 30,) * 4, aliases=aliases)
@@ -153,6 +156,49 @@ def test_long_contexts_have_more_splits(lab, tiny_file, tools):
     same(lab.logits(executor, ids[:300]), wanted)
     modes = {mode.splits for mode in executor._rounds}
     assert modes == {1, 2}
+    lab.check_closed(backend, executor)
+
+
+@pytest.mark.parametrize("window", [3, 100, 300])
+def test_sliding_windows_of_attention(lab, tiny_file, window):
+    checkpoint = tiny_file()
+    hyper = evolve(checkpoint.hyper, sliding_window=window)
+    ids = (np.arange(530) * 31 % 290 + 3).astype(np.int32)
+    limits = Limits(tokens=530, logits=530, context=600, kv_type="fp16")
+    wanted = lab.cpu(checkpoint, limits, ids, hyper)
+    backend = lab.backend(expert_cache=16)
+    executor = lab.bind(backend, checkpoint, limits=limits, hyper=hyper)
+    same(lab.logits(executor, ids), wanted)
+    lab.check_closed(backend, executor)
+
+
+def test_layers_without_experts_between(lab, tiny_file, expected):
+    checkpoint = tiny_file({"layers": 4, "dense_layers": frozenset({0, 2})})
+    backend = lab.backend(expert_cache=3, expert_cache_device1=4)
+    executor = lab.bind(backend, checkpoint)
+    same(lab.logits(executor, size=3), expected(lab, checkpoint))
+    lab.check_closed(backend, executor)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_experts_may_lie_anywhere_at_all(lab, tiny_file, tools, expected, data):
+    checkpoint = tiny_file({"layers": 3})
+    layouts = checkpoint.experts.layouts
+    sizes = {f"expert_cache_device{n}": data.draw(st.integers(0, 12)) for n in (1, 2)}
+    backend = lab.backend(expert_cache=data.draw(st.integers(0, 24)), **sizes)
+    backend.open_contexts()
+    backend.prepare(
+        build_program(checkpoint.hyper),
+        checkpoint,
+        checkpoint.experts,
+        tools.limits,
+        tools.quiet(),
+        data.draw(st.permutations(ranking(None, layouts, checkpoint.experts.count))),
+    )
+    source = Paused(checkpoint.experts) if data.draw(st.booleans()) else None
+    executor = lab.bind(backend, checkpoint, source)
+    same(lab.logits(executor, size=data.draw(st.integers(1, 9))), expected(lab, checkpoint))
     lab.check_closed(backend, executor)
 
 

@@ -129,7 +129,7 @@ def test_readme_flags_and_variables_exist() -> None:
         command = root.get_command(click.Context(root), name)
         assert command is not None
         known |= {opt for param in command.params for opt in param.opts}
-    shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
+    shown = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))
     assert shown
     assert shown <= known
     variables = {s.env for s in SETTINGS if not s.pending}

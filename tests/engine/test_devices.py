@@ -56,11 +56,13 @@ def test_what_was_asked_reaches_the_planner(make_machine) -> None:
     asked = settings(
         sim_devices=2, sim_vram=0.5, sim_pin_budget=1, device="1,0", vram_budget=0.25,
         vram_reserve_mib=10, expert_cache=7, expert_cache_device1="auto", resident_budget_gib=2,
+        complement_pin_gib=0,
     )  # fmt: skip
     plan = accelerator(asked, make_machine(), SIM, SIM_PINNED)
     assert [device.label for device in plan.devices] == ["SIM1", "SIM0"]
     assert (plan.budget, plan.reserve, plan.cache) == (1 << 28, 10 << 20, 7)
     assert (plan.helpers, plan.resident) == ((None, 0, 0), 2 << 30)
+    assert plan.bulk_pins == {"arena": None, "sliced-pinned": 0}
     assert 0 < plan.pins < 1 << 30  # what contexts take is not there for buffers
     assert accelerator(settings(), make_machine(), CPU, SIM_PINNED) is None
 
@@ -86,7 +88,7 @@ def test_a_variable_or_a_file_that_nobody_heeds_is_a_degradation(tmp_path) -> No
 
 def test_the_demo_is_planned_for_simulated_devices(make_machine) -> None:
     planned = make_plan(
-        "demo", None, make_machine(), backend="sim", sim_vram=0.02, sim_devices=2,
+        "demo", None, make_machine(), backend="sim", sim_vram=0.008, sim_devices=2,
         expert_cache_device1="auto",
     )  # fmt: skip
     chosen = {item.role: item.name for item in planned.selections}

@@ -140,7 +140,7 @@ def test_a_planned_source_that_is_not_usable_says_why(decide, installed) -> None
         decide()
     assert caught.value.why.startswith("no room; the planner chose it: everything takes")
     assert caught.value.remedy == (
-        "make some; choose another: --source mmap or --source sliced-pinned"
+        "make some; choose another: --source mmap or --source sliced-pinned or --source tiered-file"
     )
 
 

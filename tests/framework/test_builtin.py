@@ -20,6 +20,7 @@ BUILDS = [
     ("source", "arena", "strata_core.sources.arena"),
     ("source", "mmap", "strata_core.sources.mmap"),
     ("source", "sliced-pinned", "strata_core.sources.sliced_pinned"),
+    ("source", "tiered-file", "strata_core.sources.tiered_file"),
 ]
 
 
@@ -47,7 +48,7 @@ def test_the_records_serve_every_machine(make_machine):
     assert [record.name for record in records] == [
         *("cpu", "reference", "sim"),
         *("host", "sim-pinned"),
-        *("arena", "mmap", "sliced-pinned"),
+        *("arena", "mmap", "sliced-pinned", "tiered-file"),
     ]
     assert {record.name for record in records if record.fallback} == {"cpu", "reference"}
     assert {record.name: record.supersedes for record in records if record.supersedes} == {

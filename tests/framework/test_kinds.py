@@ -18,7 +18,7 @@ from strata_core.selection import select_backend
 BUILT_IN = {
     "backend": {"cpu", "reference", "sim"},
     "allocator": {"host", "sim-pinned"},
-    "source": {"arena", "mmap", "sliced-pinned"},
+    "source": {"arena", "mmap", "sliced-pinned", "tiered-file"},
 }
 
 OFFERS = {

@@ -15,7 +15,7 @@ from strata_core.plugins import Catalogue, load_plugins
 BUILT_IN = {
     "backend": ["cpu", "reference", "sim"],
     "allocator": ["host", "sim-pinned"],
-    "source": ["arena", "mmap", "sliced-pinned"],
+    "source": ["arena", "mmap", "sliced-pinned", "tiered-file"],
 }
 
 

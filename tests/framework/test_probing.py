@@ -27,6 +27,7 @@ def test_every_offer_has_an_answer(install, make_machine):
             "dummy-source": Usable("always"),
             "mmap": here,
             "sliced-pinned": here,
+            "tiered-file": here,
         },
     }
 

@@ -286,9 +286,9 @@ SOURCES = [
         f"plugins that did not load: {NO_TORN}",
         "install the plugin that this form of model came from",
     )),
-    ("bare", "", "tiered-file", "gguf", "arena", (
-        "there is no source 'tiered-file'",
-        "there are arena, mmap, sliced-pinned",
+    ("bare", "", "torrent", "gguf", "arena", (
+        "there is no source 'torrent'",
+        "there are arena, mmap, sliced-pinned, tiered-file",
         LISTS,
     )),
 ]  # fmt: skip

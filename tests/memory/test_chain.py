@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import numpy as np
 import pytest
 
-from strata_core.errors import DeviceError, StrataError
-from strata_core.interfaces import StartPolicy
+from strata_core.errors import DeviceError, PluginError, StrataError
+from strata_core.interfaces import AllocatorContext, StartPolicy
 from strata_core.memory.address import bytes_at
 from strata_core.memory.ledger import PINNED, RAM
+from strata_core.memory.pinned import build
+from strata_core.memory.platform import touch
 from strata_core.memory.rules import ARENA, COMPLEMENT
 from strata_core.memory.spans import reach, span_of
 
@@ -45,7 +48,7 @@ def test_all_begins_with_one_allocation(bench, caplog) -> None:
     assert b.runtime.registered == []
     assert b.ledger.used(PINNED) == SIZE
     line = "page-locking path 1, the resident experts: 0.000191 of 0.000191 GiB pinned"
-    assert caplog.messages == [f"{line} (granted as asked)"]
+    assert caplog.messages == [f"{line} (granted at once)"]
     assert b.degradations == []
 
 
@@ -234,6 +237,26 @@ def test_the_recorder_finds_what_is_written_too_early(bench) -> None:
     b.runtime.written_before.clear()
 
 
+@pytest.mark.parametrize("settings", [{"complement": 0}, {"complement": LAYER}, {}])
+def test_pages_are_not_zeroed_after_they_were_written(bench, settings) -> None:
+    """Where the system populates by writing zeros, that comes before the payload as well."""
+
+    def slow(system) -> None:
+        def populate(address: int, nbytes: int) -> None:
+            time.sleep(0.05)
+            touch(address, nbytes, PAGE)
+
+        system.populate = populate
+
+    b = bench(prepare=slow, refuse={"register": 3}, **settings)
+    loan = b.allocator.prepare(SIZE, CUTS, COMPLEMENT)
+    for cut in CUTS:
+        loan.wait(cut, LAYER)
+        bytes_at(loan.address + cut, LAYER)[:] = 7
+    region = loan.region()
+    assert bytes_at(region.address, SIZE).min() == 7
+
+
 def test_giving_back_early_ends_whoever_waits(bench) -> None:
     b = bench()
     for _ in range(20):
@@ -294,3 +317,29 @@ def test_a_span_holds_what_lies_in_it_whole(bench) -> None:
     assert reach(region, third.address + 5, PAGE - 5) == (True, third.alias + 5)
     assert reach(region, third.address + 5, PAGE - 4) == (False, None)
     assert reach(region, rest.address, 8) == (False, None)
+
+
+def test_it_is_built_over_backends_with_devices_alone(bench, make_machine) -> None:
+    b = bench()
+
+    class Devices:
+        runtime, ledger, devices = b.runtime, b.ledger, (0,)
+
+    def context(backend) -> AllocatorContext:
+        return AllocatorContext(
+            machine=make_machine(),
+            options={"pin_limit_gib": 1.0, "complement_pin_gib": 0.0},
+            degrade=b.degradations.append,
+            backend=backend,
+        )
+
+    policy = StartPolicy(contexts_first=True)
+    allocator = build(context(Devices()), policy)
+    assert allocator.start_policy == policy
+    assert b.ledger.room(PINNED) == (1 << 30) - (1 << 27)
+    region = allocator.reserve(SIZE, CUTS, ARENA)
+    assert region.path == "sliced"
+    allocator.release(region)
+    allocator.close()
+    with pytest.raises(PluginError, match="no runtime that could page-lock"):
+        build(context(object()))

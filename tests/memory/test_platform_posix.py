@@ -13,8 +13,10 @@ from threading import Thread
 
 import pytest
 
+from strata_core.machine import read_machine
 from strata_core.memory.address import bytes_at
 from strata_core.memory.platform import HUGE, populate_threads, rounded, system_memory, touch
+from strata_core.memory.rules import COMPLEMENT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's calls")
 MIB = 1 << 20
@@ -223,6 +225,21 @@ def test_large_pages_are_taken_where_the_pool_has_them(system, monkeypatch, make
     reserved = system.reserve(5 * MIB, large=True)
     assert not reserved.large, "the pool has too few"
     system.free(reserved)
+
+
+def test_large_pages_go_through_the_chain(bench) -> None:
+    """Needs three large pages: echo 8 > /proc/sys/vm/nr_hugepages."""
+    pages = read_machine().huge_pages
+    if pages is None or pages.free * pages.size < 6 * MIB:
+        pytest.skip("the system's pool has no large pages to give")
+    b = bench(large=True, complement=3 * MIB + 4096)
+    region = b.allocator.reserve(5 * MIB, [0, MIB + 4096, 3 * MIB], COMPLEMENT)
+    assert [reserved.large for reserved in b.system.held.values()] == [True]
+    assert [s.nbytes for s in region.spans] == [MIB + 4096, 2 * MIB - 4096, 4096, 2 * MIB - 4096]
+    bytes_at(region.address, region.nbytes)[:] = 1
+    left = read_machine().huge_pages
+    assert left is not None
+    assert pages.free - left.free == -(-5 * MIB // pages.size)
 
 
 def test_available_memory_is_what_the_machine_has(system) -> None:

@@ -109,6 +109,16 @@ def test_an_answer_is_kept_per_driver_system_and_device(remembered) -> None:
     assert remembered.reports == []
 
 
+def test_an_answer_is_for_the_devices_in_use() -> None:
+    runtime = SimRuntime(SimHardware(vram=(GIB, GIB)))
+    every, both, one = (
+        PinKey.of(runtime, recorded_pc(), "1", used) for used in (None, (0, 1), (1,))
+    )
+    assert every == both
+    assert one != both
+    runtime.close()
+
+
 def test_a_limit_that_is_given_takes_the_probes_place(remembered) -> None:
     assert remembered.ask(options={"pin_limit_gib": 0.5}) == (GIB // 2, 0)
     assert remembered.ask(options={"pin_limit_gib": 0.0}) == (0, 0)

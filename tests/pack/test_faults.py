@@ -18,6 +18,7 @@ import pytest
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.errors import CheckpointError, StrataError, UsageError
 from strata_core.pack.journal import Journal
+from strata_core.pack.workers import Workers
 from strata_core.pack.write import Packed, partial_folder
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
 
@@ -360,3 +361,24 @@ def test_a_folder_that_may_not_be_written(
     with pytest.raises(StrataError, match="cannot write") as caught:
         pack(model, tmp_path / "out")
     assert "name an OUT on a disk that can be written" in caught.value.remedy
+
+
+def test_ctrl_c_leaves_what_the_next_run_goes_on_with(
+    model: Path, tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = Workers.map, 0
+
+    def interrupted(self: Workers, work: Any, items: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return real(self, work, items)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workers, "map", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pack(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not [t for t in threading.enumerate() if t.name.startswith(("strata-pack", "strata-fl"))]
+    assert pack(model, tmp_path / "out").resumed > 0

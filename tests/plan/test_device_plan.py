@@ -77,7 +77,7 @@ def test_what_is_left_of_vram_holds_experts() -> None:
     assert held(plan, "pinned") == {
         "small buffers": 10,
         "token embedding": 100,
-        "100 % of the experts in RAM, path 1": 2000,
+        "100 % of the experts in RAM, in slices (path 2)": 2000,
     }
     assert plan.fits
     (cache,) = plan.as_json()["caches"]
@@ -88,12 +88,12 @@ def test_what_is_left_of_vram_holds_experts() -> None:
 @pytest.mark.parametrize(
     ("pins", "embedding", "bulk"),
     [
-        (None, True, "100 % of the experts in RAM, path 1"),
-        (3000, True, "100 % of the experts in RAM, path 1"),
-        (1000, True, "44 % of the experts in RAM, path 2"),
-        (110, True, "0 % of the experts in RAM, path 3"),
-        (50, False, "2 % of the experts in RAM, path 2"),
-        (10, False, "0 % of the experts in RAM, path 3"),
+        (None, True, "100 % of the experts in RAM, in slices (path 2)"),
+        (3000, True, "100 % of the experts in RAM, in slices (path 2)"),
+        (1000, True, "44 % of the experts in RAM, in slices (path 2)"),
+        (110, True, "0 % of the experts in RAM, locked at most (path 3)"),
+        (50, False, "2 % of the experts in RAM, in slices (path 2)"),
+        (10, False, "0 % of the experts in RAM, locked at most (path 3)"),
     ],
 )
 def test_the_pin_limit_decides_embedding_and_path(pins, embedding, bulk) -> None:
@@ -102,6 +102,14 @@ def test_the_pin_limit_decides_embedding_and_path(pins, embedding, bulk) -> None
     assert ("token embedding" in held(plan, "pinned")) == embedding
     assert held(plan, "vram0")["dense weights"] == (200 if embedding else 300)
     assert plan.fits
+
+
+def test_settings_bound_what_is_pinned_of_each_source() -> None:
+    caps = {"arena": 500 * MIB, "sliced-pinned": 0}
+    arena = make_plan(request(1000, bulk_pins=caps, more={"source": "arena"}))
+    assert held(arena, "pinned")["25 % of the experts in RAM, in slices (path 2)"] == 500
+    resident = make_plan(request(1000, bulk_pins=caps, more={"source": "sliced-pinned"}))
+    assert "0 % of the experts in RAM, locked at most (path 3)" in held(resident, "pinned")
 
 
 def test_small_buffers_that_cannot_be_pinned_do_not_fit() -> None:
@@ -197,6 +205,17 @@ def test_nothing_fits_a_device_smaller_than_the_dense_weights() -> None:
     plan = make_plan(request(100))
     assert (plan.fits, plan.options) == (False, ())
     assert "vram0 (DEV0) is short by" in does_not_fit(plan, "m").what
+
+
+def test_a_device_whose_memory_is_not_known_is_promised_nothing() -> None:
+    plan = make_plan(request(0, 0, helpers=(None,), more={"trained": 4096}))
+    assert (plan.fits, plan.context) == (True, 4096)
+    assert [cache.experts for cache in plan.caches] == [0, 0]
+    assert "its size is known once it is open" in explain(plan)
+    named = make_plan(request(0, cache=10))
+    assert named.caches[0].experts == 10
+    budget = make_plan(request(0, budget=1000 * MIB))
+    assert (budget.caches[0].experts, tier(budget, "vram0").have) == (262, 1000 * MIB)
 
 
 @given(

@@ -10,7 +10,7 @@ import pytest
 from strata_core.errors import UsageError
 from strata_core.memory.address import address_of, bytes_at
 from strata_core.runtime import Device
-from strata_core.testing.sim import SimHardware, SimRuntime, sim_runtime
+from strata_core.testing.sim import SimHardware, SimRuntime, sim_hardware, sim_runtime
 from strata_core.testing.sim.sample import ADD, add_launch
 
 MIB = 1 << 20
@@ -104,7 +104,7 @@ def test_options_describe_the_machine() -> None:
         units=4,
         warp=32,
     )
-    assert sim_runtime({"sim_pin_budget": 0}).hardware.pin_budget == 0
+    assert sim_hardware({"sim_pin_budget": 0}).pin_budget == 0
 
 
 @pytest.mark.parametrize(

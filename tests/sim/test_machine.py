@@ -350,4 +350,4 @@ class Verbs(RuleBasedStateMachine):
 
 
 TestVerbs = Verbs.TestCase
-TestVerbs.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestVerbs.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

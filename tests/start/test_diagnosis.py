@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from strata_core.engine.start.diagnosis import Symptom, diagnose, forget, recall, remember
+from strata_core.engine.start.diagnosis import (
+    Symptom,
+    diagnose,
+    forget,
+    probes_made,
+    recall,
+    remember,
+)
 from strata_core.machine import kernel_log
 from strata_core.machine.kernel_log import KEY, RefusedPins, matching, refused_pins
 
@@ -39,6 +46,29 @@ def test_the_kernels_line_is_the_cause(make_machine) -> None:
     assert found.what == "the driver has run out of host memory that it can pin"
     assert found.why == f"the kernel logged it 3 times: {LINE}"
     assert "strata-wsl" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("lines", "probes", "symptom", "known"),
+    [
+        (1, 0, None, True),
+        (1, 1, None, False),
+        (2, 1, None, True),
+        (1, 1, SYMPTOM, True),
+        (0, 1, None, False),
+    ],
+)
+def test_a_probes_own_refusal_is_no_sign(lines, probes, symptom, known, make_machine) -> None:
+    observed = {KEY: {"readable": True, "count": lines, "last": LINE}}
+    found = diagnose(make_machine(observed=observed, wsl=2), symptom, probes)
+    assert (found is not None) == known
+
+
+def test_probes_are_counted_by_what_is_remembered(tmp_path: Path) -> None:
+    assert (probes_made(None), probes_made(tmp_path / "absent"), probes_made(tmp_path)) == (0, 0, 0)
+    for name in ("pins-a.json", "pins-b.json", "last-refusal.json"):
+        (tmp_path / name).write_text("{}")
+    assert probes_made(tmp_path) == 2
 
 
 @pytest.mark.parametrize("observed", [QUIET, UNREADABLE, {}])

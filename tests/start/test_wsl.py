@@ -75,6 +75,27 @@ def test_the_plain_order_fails_as_the_original_did_and_the_wsl_order_starts(
     assert context.runtime.kernel_log[-1] == small.runtime.kernel_log[-1] == LINE
 
 
+def test_the_same_at_full_size(run, wsl, caplog) -> None:
+    """1 GiB that can be pinned, three devices of 16 GiB, contexts that take a third each."""
+    full = {
+        **THREE,
+        "sim_vram": 16,
+        "sim_pin_budget": 1,
+        "hardware": {"context_pins": 338 * MIB, "refusal_line": LINE},
+        "facts": WSL,
+    }
+    plain = run(**full, tokens=2)
+    assert isinstance(plain.error, Refused)
+    assert plain.error.what.startswith("opening the context of SIM2 was refused: ")
+    caplog.clear()
+    with caplog.at_level("INFO", "strata"):
+        started = run(wsl(8 * MIB), **full, tokens=2)
+    assert (started.error, len(started.tokens)) == (None, 2)
+    wanted = "SIM1 context ready, 16.00 GiB free before expert arena registration"
+    assert wanted in caplog.messages
+    assert (plain.left(), started.left()) == ([], [])
+
+
 @pytest.mark.parametrize(
     ("early", "kind", "starts"), [(True, "plain", True), (False, "wsl", False), (None, "wsl", True)]
 )

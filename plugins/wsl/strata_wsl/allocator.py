@@ -24,8 +24,8 @@ from strata_core.runtime import Runtime
 POLICY = StartPolicy(contexts_first=True, small_pins_first=True, embedding="pinned")
 """What WSL needs of a start. The limit joins it once it is known."""
 
-STEP = 32 << 20
-"""Bytes by which the probe asks for more."""
+STEP = 8 << 20
+"""Bytes by which the probe asks for more: as much may be left unused of the little there is."""
 
 
 class WslAllocator:
@@ -38,6 +38,7 @@ class WslAllocator:
     def __init__(self, context: AllocatorContext, runtime: Runtime, step: int = STEP) -> None:
         self._context, self._runtime, self._step = context, runtime, step
         self._given: Allocator | None = None
+        self._open: tuple[int, ...] | None = None
         self._lock = Lock()
 
     @property
@@ -45,8 +46,9 @@ class WslAllocator:
         """Contexts first, then small buffers; the limit is there once the contexts are ready."""
         return POLICY if self._given is None else self._given.start_policy
 
-    def contexts_ready(self) -> None:
+    def contexts_ready(self, devices: Sequence[int]) -> None:
         """Find out what may be pinned. Raises DeviceError where the driver keeps what it gave."""
+        self._open = tuple(devices)
         self._allocator()
 
     def prepare(self, nbytes: int, cuts: Sequence[int], purpose: str) -> Prepared:
@@ -75,7 +77,8 @@ class WslAllocator:
 
     def _limit(self) -> int | None:
         context, runtime = self._context, self._runtime
-        key = PinKey.of(runtime, context.machine, driver_version(context.machine))
+        used = getattr(context.backend, "devices", None)
+        key = PinKey.of(runtime, context.machine, driver_version(context.machine), used)
         return pin_limit(runtime, key, context.options, context.degrade, step=self._step)
 
 

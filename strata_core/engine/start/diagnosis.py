@@ -63,11 +63,15 @@ class Diagnosis:
         return asdict(self)
 
 
-def diagnose(machine: Machine, symptom: Symptom | None) -> Diagnosis | None:
-    """What the signs say, None where they do not point at pinned memory."""
+def diagnose(machine: Machine, symptom: Symptom | None, probes: int = 0) -> Diagnosis | None:
+    """What the signs say, None where they do not point at pinned memory.
+
+    `probes` of what the driver pins were made: each ends with a refusal, which the kernel logs too,
+    so that without a start that failed so many lines say nothing.
+    """
     what = "the driver has run out of host memory that it can pin"
     log = refused_pins(machine)
-    if log.count:
+    if log.count > (0 if symptom else probes):
         times = "once" if log.count == 1 else f"{log.count} times"
         return Diagnosis(what, f"the kernel logged it {times}: {log.last.strip()}", REMEDY)
     if machine.wsl != 2 or symptom is None or not _plenty(symptom):
@@ -107,6 +111,16 @@ def forget(folder: Path | None) -> None:
     if folder is not None:
         with suppress(OSError):
             (folder / _FILE).unlink(missing_ok=True)
+
+
+def probes_made(folder: Path | None) -> int:
+    """How many answers of a pin probe are remembered in a folder."""
+    if folder is None:
+        return 0
+    try:
+        return sum(1 for _ in folder.glob("pins-*.json"))
+    except OSError:
+        return 0
 
 
 def recall(folder: Path | None) -> Symptom | None:

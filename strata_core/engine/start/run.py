@@ -96,7 +96,7 @@ class DeviceStart:
             return
         self._settled = True
         if isinstance(self.request.allocator, FindsLimit):
-            self.request.allocator.contexts_ready()
+            self.request.allocator.contexts_ready(tuple(self._opened))
         self._staged = self.request.prepare()
 
     def _small_pins(self, _devices: Sequence[int]) -> None:
@@ -118,6 +118,8 @@ class DeviceStart:
         held = self._staged.resident if self._staged is not None else frozenset()
         self._source = self.request.make_source(held)
         self.parts.callback(self._source.close)
+        # copies out of the source's memory may be under way until the placement is closed
+        self.parts.callback(self._placement.close)
 
     def _cache(self, _devices: Sequence[int]) -> None:
         self._placement.fill_cache(self._needed_source)

@@ -55,6 +55,9 @@ class Staged(Protocol):
     def fill_helpers(self, source: Source) -> None:
         """Fill the helpers' slots."""
 
+    def close(self) -> None:
+        """Give everything back, copies under way first; again, it does nothing."""
+
 
 @runtime_checkable
 class StagedBackend(Protocol):
@@ -94,5 +97,5 @@ class StagedBackend(Protocol):
 class FindsLimit(Protocol):
     """An allocator that finds out what may be pinned once contexts are open."""
 
-    def contexts_ready(self) -> None:
-        """The contexts of the beginning are open, nothing is pinned yet. Raises StrataError."""
+    def contexts_ready(self, devices: Sequence[int]) -> None:
+        """These devices' contexts are open, nothing is pinned yet. Raises StrataError."""

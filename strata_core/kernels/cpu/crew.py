@@ -4,11 +4,13 @@ A phase is a list of steps. In a `together` phase the units of the steps are one
 that claims a part of it runs every step on it, in order. In a `side by side` phase the units of the
 steps follow one another, and no step reads what another one writes. In a `leader` phase the leader
 runs the steps, in order, and nobody else does anything. All threads finish a phase before any
-begins the next.
+begins the next. A phase may name a word and a number of phases that are left out after it where the
+word is 0 by then; nothing may write that word again in the same round.
 
 Memory layout, in int64 words. Step: function, arguments, address of the number of units, 0. Phase:
-steps, number of steps, its kind, first unclaimed unit, and four unused words, so that every counter
-has a cache line to itself. The crew's own words are those of `WORDS`, one a line.
+steps, number of steps, its kind, first unclaimed unit, address of the word or 0, number of phases
+left out, and two unused words, so that every counter has a cache line to itself. The crew's own
+words are those of `WORDS`, one a line.
 """
 
 from __future__ import annotations
@@ -152,8 +154,11 @@ def _emit_phases(module: ir.Module, target: Target) -> None:
     threads = e.load(I64, _word(crew, "threads"), align=8)
     arrived = _word(crew, "arrived")
     base = e.load(I64, _word(crew, "base"), align=8)
-    with e.loop(0, e.load(I64, _word(crew, "count"), align=8)) as p:
-        phase = phases + p * (8 * PHASE_WORDS)
+    count = e.load(I64, _word(crew, "count"), align=8)
+    number, done = e.var(I64, 0), e.var(I64, 0)
+    with e.forever() as leave_if_last:
+        leave_if_last(number.get() >= count)
+        phase = phases + number.get() * (8 * PHASE_WORDS)
         kind = e.load(I64, phase, 16, align=8)
         with e.when(kind.compare("==", TOGETHER)):
             _together(e, phase)
@@ -162,13 +167,26 @@ def _emit_phases(module: ir.Module, target: Target) -> None:
         with e.when(kind.compare("==", LEADER) & leads.compare("!=", 0)):
             _in_order(e, phase)
         e.fetch_add(arrived, 1)
-        wanted = base + (p + 1) * threads
+        done.set(done.get() + 1)
+        wanted = base + done.get() * threads
         looks = e.var(I64, 0)
         with e.forever() as leave_if:
             leave_if(e.load_acquire(arrived) >= wanted)
             _look_again(e, target, crew, looks)
+        number.set(number.get() + 1 + _left_out(e, phase))
     _restore_control_word(e, before)
     e.finish()
+
+
+def _left_out(e: Emit, phase: V) -> V:
+    """How many phases are left out after this one, now that all threads have finished it."""
+    word, found = e.load(I64, phase, 32, align=8), e.var(I64, 0)
+    with (
+        e.when(word.compare("!=", 0)),
+        e.when(e.load_acquire(word).compare("==", 0)),
+    ):
+        found.set(e.load(I64, phase, 40, align=8))
+    return found.get()
 
 
 ROUND_TO_NEAREST = 0x1F80

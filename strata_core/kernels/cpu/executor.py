@@ -27,7 +27,7 @@ from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool, Schedule
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.storage import Storage
-from strata_core.kernels.cpu.workspace import Dense, ExpertLayer, Workspace
+from strata_core.kernels.cpu.workspace import Dense, ExpertLayer, Workspace, served_words
 from strata_core.kernels.exact_float import widen
 from strata_core.kernels.program import Program, Weight
 from strata_core.memory.address import address_of
@@ -89,7 +89,7 @@ class CpuExecutor:
             table = self._storage.zeros((experts.count, 3), np.uint64)
             if isinstance(self._source, StableSource):
                 table[:] = self._source.addresses(layer)
-            layers[layer] = ExpertLayer(layout, table, self._storage.zeros((2,), np.int64))
+            layers[layer] = ExpertLayer(layout, table, served_words(self._storage, experts))
         return layers
 
     def prepare(self, mode: Mode) -> Round:
@@ -191,6 +191,10 @@ class CpuExecutor:
         served = {n: int(layer.served[0]) for n, layer in self._experts.items()}
         nbytes = sum(count * self._experts[n].layout.nbytes for n, count in served.items())
         return {"cpu": {"experts": sum(served.values()), "bytes": nbytes}}
+
+    def picks(self) -> Mapping[int, NDArray[np.int64]]:
+        """How often each expert was chosen so far, by layer."""
+        return {n: layer.served[2:].copy() for n, layer in self._experts.items()}
 
     def close(self) -> None:
         """Drop buffers and slots; the pool belongs to the backend."""

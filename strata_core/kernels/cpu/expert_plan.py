@@ -30,8 +30,9 @@ PLAN_ARGS = (
 """`table`: uint64 [experts, 3], addresses of gate, up and down. `groups`: int64 [experts + 1,
 GROUP_FIELDS], written here. `units`: int64 [2], written: units of `gate_up` and of `down`.
 `xs` [tokens] and `ys`, `inner` [entries]: addresses by token and by entry; `out_*` the same in the
-order of the groups, written here. `counters`: int64 [2], entries and groups, added to. A negative
-pick belongs to another lane; its entry is left out."""
+order of the groups, written here. `counters`: int64 [2 + experts], added to: entries,
+groups, and the entries of each expert. A negative pick belongs to another lane; its entry is left
+out."""
 
 
 def emit_plan(module: ir.Module) -> None:
@@ -56,6 +57,8 @@ def emit_plan(module: ir.Module) -> None:
                     e.store(address, group, 8 * part, align=8)
                 e.store(total.get(), group, 24, align=8)
                 groups.set(groups.get() + 1)
+                own = a.counters + x * 8
+                e.store(e.load(I64, own, 16, align=8) + count, own, 16, align=8)
             # from here on the cell before holds where the expert's next entry goes
             e.store(total.get(), starts + x * 8, align=8)
             total.set(total.get() + count)

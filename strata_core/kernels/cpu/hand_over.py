@@ -30,6 +30,9 @@ WAIT_ARGS = ("word", "wanted", "bound", "clock", "clock_id", "give_way", "failur
 to become; `bound`: ticks of the clock to wait at most; `clock`, `clock_id`: see `Clock`;
 `give_way`: address of the system's function that gives the processor away, or 0."""
 
+TALLY_ARGS = ("picks", "entries", "out")
+"""`picks`: int32 by entry; `entries`: address of their number; `out`: address of an int64."""
+
 LOOKS = 256
 """Looks at a word between two looks at the clock."""
 
@@ -93,6 +96,16 @@ def emit_wait(module: ir.Module, target: Target) -> None:
             long = (looks.get() > SPINS) & a.give_way.compare("!=", 0)
             with e.when(long):
                 e.call_address(a.give_way, ir.FunctionType(I32, []))
+
+
+def emit_tally(module: ir.Module) -> None:
+    """`tally`: one unit, which counts the picks that are not negative."""
+    with step(module, "tally", TALLY_ARGS) as (e, a, begin, end), e.when(begin < end):
+        found = e.var(I64, 0)
+        with e.loop(0, e.load(I64, a.entries, align=8)) as i:
+            mine = e.load(I32, a.picks + i * 4) >= 0
+            found.set(found.get() + mine.zext(I64))
+        e.store(found.get(), a.out, align=8)
 
 
 def _fail(e: Emit, cell: V, code: int, label: V) -> None:

@@ -29,6 +29,7 @@ def _shared(module: ir.Module, target: Target, largest: int) -> None:
     """The steps that depend on nothing."""
     hand_over.emit_launch(module)
     hand_over.emit_wait(module, target)
+    hand_over.emit_tally(module)
     elementwise.emit_rms_norm(module)
     elementwise.emit_rope(module)
     elementwise.emit_add(module)
@@ -57,6 +58,7 @@ SHARED = frozenset(
         "plan",
         "launch",
         "wait",
+        "tally",
     }
 )
 

@@ -47,12 +47,16 @@ class StepCall:
 class Phase:
     """Steps that run before the next phase begins: together on each unit, or side by side.
 
-    In a `leader` phase the thread that called `run` does them all, in order.
+    In a `leader` phase the thread that called `run` does them all, in order. Where the int64 word
+    at address `unless` is 0 after it, the next `leaves_out` phases are left out; the word is
+    written by this phase or before it, once a round.
     """
 
     steps: tuple[StepCall, ...]
     side_by_side: bool = False
     leader: bool = False
+    unless: int = 0
+    leaves_out: int = 0
 
     @property
     def kind(self) -> int:
@@ -77,6 +81,7 @@ class Schedule:
         for phase, line in zip(phases, words, strict=True):
             line[:3] = steps.ctypes.data + row * steps.strides[0], len(phase.steps), 0
             line[2] = phase.kind
+            line[4:6] = phase.unless, phase.leaves_out
             for step in phase.steps:
                 steps[row, :3] = step.function, step.args, step.units
                 row += 1

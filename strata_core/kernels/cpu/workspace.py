@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field, frozen
 
-from strata_core.interfaces import BlobLayout, Limits
+from strata_core.interfaces import BlobLayout, ExpertFiles, Limits
 from strata_core.kernels.cpu.storage import Storage, Words
 from strata_core.kernels.program import Buffer, Rows
 
@@ -27,11 +27,20 @@ class Dense:
 
 @frozen(eq=False)
 class ExpertLayer:
-    """The routed experts of a layer: layout, addresses uint64 [experts, 3], counts served."""
+    """The routed experts of a layer: layout, addresses uint64 [experts, 3], counts served.
+
+    `served` is int64 [2 + experts], which the step `plan` adds to: entries, groups, and the entries
+    of each expert.
+    """
 
     layout: BlobLayout
     table: np.ndarray
     served: Words
+
+
+def served_words(storage: Storage, experts: ExpertFiles) -> Words:
+    """Zeroed counts for a layer's experts."""
+    return storage.zeros((2 + experts.count,), np.int64)
 
 
 @define(eq=False)

@@ -8,7 +8,8 @@ from contextlib import suppress
 import numpy as np
 
 from strata_core.builtin import CPU
-from strata_core.errors import DeviceError
+from strata_core.cache.rank import ranking as evenly
+from strata_core.errors import StrataError
 from strata_core.interfaces import (
     BackendContext,
     Capabilities,
@@ -74,6 +75,11 @@ class DeviceBackend:
         """What the kernels can do."""
         return self._capabilities
 
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Devices that are used, the first one first."""
+        return self.options.wanted_devices
+
     def open_contexts(self, devices: Sequence[int] | None = None) -> None:
         """Open the contexts of devices (None: of all that are used). Raises Refused."""
         for device in self.options.wanted_devices if devices is None else devices:
@@ -92,8 +98,9 @@ class DeviceBackend:
 
         `ranking` orders the experts, the most asked for first (None: spread over the layers).
         """
-        ranked = ranking if ranking is not None else neutral(experts)
-        order = Order(program, weights, experts, limits, progress, ranked)
+        if ranking is None:
+            ranking = evenly(None, experts.layouts, experts.count)
+        order = Order(program, weights, experts, limits, progress, ranking)
         made = Placement(
             self.runtime, self.ledger, self.options, order, self._tokens, self._degrade
         )
@@ -119,7 +126,7 @@ class DeviceBackend:
             return self._bind(placement, experts, source, progress)
         except BaseException:
             # the error that is on its way says more than one of giving back
-            with suppress(DeviceError):
+            with suppress(StrataError):
                 self._drop(placement)
             raise
 
@@ -166,7 +173,7 @@ class DeviceBackend:
         try:
             executor.prepare_first()
         except BaseException:
-            with suppress(DeviceError):
+            with suppress(StrataError):
                 executor.close()
             raise
         finally:
@@ -186,8 +193,3 @@ class DeviceBackend:
         finally:
             self._pool.close()
             self.runtime.close()
-
-
-def neutral(experts: ExpertFiles) -> list[Expert]:
-    """A ranking without a profile: evenly over the layers, by index."""
-    return [Expert(layer, index) for index in range(experts.count) for layer in experts.layouts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from strata_core.errors import DeviceError
+from strata_core.errors import StrataError
 from strata_core.kernels.device.lower import Copy, Item
 from strata_core.memory.held import undo_all
 from strata_core.runtime import KernelKey, Launch, Runtime
@@ -17,11 +17,11 @@ def capture(runtime: Runtime, stream: int, items: Iterable[Item]) -> int:
     try:
         for item in items:
             put(runtime, stream, item)
+        return runtime.end_capture(stream)
     except BaseException:
-        with suppress(DeviceError):
+        with suppress(StrataError):
             undo_all(runtime, [lambda: runtime.destroy_graph(runtime.end_capture(stream))])
         raise
-    return runtime.end_capture(stream)
 
 
 def put(runtime: Runtime, stream: int, item: Item) -> None:

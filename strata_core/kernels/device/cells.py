@@ -5,7 +5,7 @@ It changes between rounds only; `version` counts its changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from attrs import define, field
@@ -32,15 +32,15 @@ class Cells:
         layouts: Mapping[int, BlobLayout],
         experts: int,
         pool: SlotPool | None,
-        helpers: Sequence[SlotPool] = (),
+        helpers: Mapping[int, SlotPool] | None = None,
         aliases: Aliases | None = None,
     ) -> Cells:
-        """The table for the device of `pool`; `helpers` are the pools of helpers 1, 2, 3."""
+        """The table for the device of `pool`; `helpers` are the helpers' pools by number."""
         layers = {layer: np.zeros(experts, CELL) for layer in layouts}
         for expert, address in (pool.places if pool else {}).items():
             offsets = [part.offset for part in layouts[expert.layer].parts]
             layers[expert.layer]["slot"][expert.index] = [address + o for o in offsets]
-        for number, helper in enumerate(helpers, 1):
+        for number, helper in (helpers or {}).items():
             for expert in helper.places:
                 layers[expert.layer]["helper"][expert.index] = number
         for expert, parts in (aliases or {}).items():

@@ -7,7 +7,7 @@ over the link. A table that is also the output matrix is read whole, so it lies 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from strata_core.cache.staging import Staging
-from strata_core.errors import Refused
+from strata_core.errors import Degradation, Refused
 from strata_core.interfaces import Progress, Weights
 from strata_core.kernels.cpu.executor import float_weights
 from strata_core.kernels.cpu.workspace import Dense
@@ -91,15 +91,32 @@ def place_weights(
 
 
 def place_embedding(
-    held: Held, device: int, table: Stored, where: Where, staging: Staging, progress: Progress
+    held: Held,
+    device: int,
+    table: Stored,
+    where: Where,
+    staging: Staging,
+    progress: Progress,
+    degrade: Callable[[Degradation], None],
 ) -> Dense:
-    """Put the token embedding where it is wished, or on the device where that is refused."""
+    """Put the token embedding where it is wished, or on the device where that is refused.
+
+    The latter is told to `degrade`, and to the log.
+    """
     if where == "pinned":
         pinned = _pin(held, device, table)
         if pinned is not None:
             return pinned
         mib = table.data.nbytes / 2**20
         _log.warning("native embedding: cannot pin %.0f MiB, kept in VRAM instead", mib)
+        degrade(
+            Degradation(
+                what="the token embedding is kept in VRAM",
+                why=f"the {mib:.2f} MiB that it takes could not be page-locked",
+                cost="as much less room for experts",
+                remedy="pin less elsewhere: `strata doctor` says what this machine's driver pins",
+            )
+        )
     return place_weights(held, device, [table], staging, progress)[table.weight]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from strata_core.interfaces import Window
@@ -109,6 +109,7 @@ class Exchange:
     address: int
     frame: Regions
     rest: Regions
+    _views: dict[str, NDArray[Any]] = field(factory=dict, init=False)
 
     @classmethod
     def plan(cls, shape: Shape) -> Exchange:
@@ -125,6 +126,19 @@ class Exchange:
         self.address = self.frame.base = address
         self.rest.base = address + self.frame.nbytes
         bytes_at(address, self.nbytes)[:] = 0
+        self._views = {name: self._frame_view(name) for name in FRAME}
+
+    def _frame_view(self, name: str) -> NDArray[Any]:
+        kinds: dict[str, Any] = {
+            "round": np.int64,
+            "places": np.uint64,
+            "cos": np.float32,
+            "sin": np.float32,
+        }
+        width = {"places": len(PLACE_FIELDS), "cos": self.shape.half, "sin": self.shape.half}
+        raw = bytes_at(self.frame.at(name), self.frame.size(name))
+        flat: NDArray[Any] = raw.view(kinds.get(name, np.int32))
+        return flat.reshape(-1, width[name]) if name in width else flat
 
     def array(self, name: str, dtype: Any, *shape: int) -> NDArray[Any]:
         """A view of a region other than the frame's."""
@@ -137,17 +151,10 @@ class Exchange:
     ) -> None:
         """Write the frame of round `number`; `places` are those of the window's tokens."""
         tokens, wanted = len(window.ids), len(window.logits_rows)
-        self._part("round", np.int64, 1)[0] = number
-        self._part("ids", np.int32, tokens)[:] = window.ids
-        self._part("positions", np.int32, tokens)[:] = window.positions
-        self._part("logits_rows", np.int32, wanted)[:] = window.logits_rows
-        fields = self._part("places", np.uint64, tokens * len(PLACE_FIELDS))
-        fields.reshape(tokens, -1)[:] = np.array(places, np.uint64)
-        cos, sin = angles(program.rope, window.positions)
-        self._part("cos", np.float32, cos.size)[:] = cos.ravel()
-        self._part("sin", np.float32, sin.size)[:] = sin.ravel()
-
-    def _part(self, name: str, dtype: Any, count: int) -> NDArray[Any]:
-        nbytes = count * np.dtype(dtype).itemsize
-        made: NDArray[Any] = bytes_at(self.frame.at(name), nbytes).view(dtype)
-        return made
+        views = self._views
+        views["round"][0] = number
+        views["ids"][:tokens] = window.ids
+        views["positions"][:tokens] = window.positions
+        views["logits_rows"][:wanted] = window.logits_rows
+        views["places"][:tokens] = places
+        views["cos"][:tokens], views["sin"][:tokens] = angles(program.rope, window.positions)

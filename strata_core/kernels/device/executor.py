@@ -17,7 +17,7 @@ from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
-from strata_core.kernels.device.exchange import MOST_HELPERS
+from strata_core.kernels.device.exchange import LINE, MOST_HELPERS
 from strata_core.kernels.device.kv import KvRoom, KvRooms
 from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYTES
 from strata_core.kernels.device.lower import Mode
@@ -57,6 +57,14 @@ class DeviceExecutor:
         self._closed = False
         shape = (self._model.limits.logits, self._model.program.vocabulary)
         self._logits = np.zeros(shape, np.float32)
+        words = self._exchange.array("result", np.float32, self._exchange.rest.size("result") // 4)
+        rows = words[STATUS_BYTES // 4 :].reshape(
+            self._model.tokens, self._model.program.vocabulary
+        )
+        self._rows: NDArray[np.float32] = rows
+        self._status = words.view(np.uint32)[:1]
+        lines = self._exchange.array("helper status", np.uint32, MOST_HELPERS, LINE // 4)
+        self._helper_status = lines[:, 0]
 
     # sequences
 
@@ -90,7 +98,11 @@ class DeviceExecutor:
                 f"the program is bound for {limits.tokens} and {limits.logits}",
                 "this is an error in the engine; please report it",
             )
+        # rows of one's own: the device's are given back with the executor, while a caller may look
         logits = self._logits[:wanted]
+        if 0 < tokens <= self._model.tokens and wanted <= 1:
+            logits[:] = self._piece(window)
+            return logits
         for start in range(0, tokens, self._model.tokens):
             stop = min(start + self._model.tokens, tokens)
             here = (window.logits_rows >= start) & (window.logits_rows < stop)
@@ -131,13 +143,14 @@ class DeviceExecutor:
         wanted = len(window.logits_rows)
         mode = self.mode_of(window)
         ready = self.prepare(mode)
-        padded = np.zeros(mode.wanted, np.int32)
-        padded[:wanted] = window.logits_rows
+        if mode.wanted != wanted:
+            padded = np.zeros(mode.wanted, np.int32)
+            padded[:wanted] = window.logits_rows
+            window = evolve(window, logits_rows=padded)
         self._number += 1
         places = [self._slots[int(s)].place for s in window.slots]
-        window = evolve(window, logits_rows=padded)
         self._exchange.fill_frame(self._number, window, places, self._model.program)
-        self._helper_status()[:] = NOTHING_LATCHED
+        self._helper_status[:] = NOTHING_LATCHED
         self._maker.host.begin(mode.tokens)
         self._maker.hand.failure[:] = NO_FAILURE
         for part in ready.parts:
@@ -147,7 +160,7 @@ class DeviceExecutor:
         latched = self._latched()
         if latched != NOTHING_LATCHED:
             raise not_finite(self._model.program, self._files, latched)
-        return self._result(mode)[:wanted]
+        return self._rows[:wanted]
 
     def _run_part(self, part: Part, tokens: int) -> None:
         host = self._maker.host
@@ -161,23 +174,12 @@ class DeviceExecutor:
         finally:
             host.release()
 
-    def _result(self, mode: Mode) -> NDArray[np.float32]:
-        vocabulary = self._model.program.vocabulary
-        count = STATUS_BYTES // 4 + mode.wanted * vocabulary
-        words = self._exchange.array("result", np.float32, count)
-        made: NDArray[np.float32] = words[STATUS_BYTES // 4 :].reshape(mode.wanted, vocabulary)
-        return made
-
     # failures
-
-    def _helper_status(self) -> NDArray[np.uint32]:
-        lines = self._exchange.array("helper status", np.uint32, MOST_HELPERS, 16)
-        return lines[:, 0]
 
     def _latched(self) -> int:
         """The lowest op that met a value that is not finite, on any device or the CPU."""
-        own = int(self._exchange.array("result", np.uint32, 1)[0])
-        return min(own, int(self._maker.host.status[0]), int(self._helper_status().min()))
+        of_helpers: list[int] = self._helper_status.tolist()
+        return min(int(self._status[0]), int(self._maker.host.status[0]), *of_helpers)
 
     def _stopped(self, ready: Round) -> StrataError:
         """The error of a round that a launch or a wait ended; the driver is asked for its own."""

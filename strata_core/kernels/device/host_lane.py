@@ -12,12 +12,12 @@ import numpy as np
 
 from strata_core.interfaces import Expert, ExpertFiles, Source, StableSource
 from strata_core.kernels.cpu.frame import Frame
-from strata_core.kernels.cpu.library import Library
+from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.lower import Lowering
-from strata_core.kernels.cpu.pool import Phase
+from strata_core.kernels.cpu.pool import Phase, StepCall
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.storage import Storage
-from strata_core.kernels.cpu.workspace import ExpertLayer, Workspace
+from strata_core.kernels.cpu.workspace import ExpertLayer, Workspace, served_words
 from strata_core.kernels.device.exchange import Exchange
 from strata_core.kernels.device.workspace import Model, buffer_of, whole
 
@@ -47,12 +47,14 @@ class HostLane:
             table = storage.zeros((experts.count, 3), np.uint64)
             if isinstance(source, StableSource):
                 table[:] = source.addresses(layer)
-            self._experts[layer] = ExpertLayer(layout, table, storage.zeros((2,), np.int64))
+            self._experts[layer] = ExpertLayer(layout, table, served_words(storage, experts))
         self._numbers = {}
         for number, op in enumerate(program.ops):
             if op.kernel == "experts":
                 self._numbers[whole(op, "layer")] = number
                 self._share(number, exchange)
+        self._storage = storage
+        self._tallies: dict[int, tuple[StepCall, int]] = {}
         self._phases: dict[tuple[int, str], list[Phase]] = {}
         self._held: list[Expert] = []
 
@@ -88,6 +90,16 @@ class HostLane:
             )
             self._phases[layer, mode] = lowering.lower_only(self._numbers[layer])
         return self._phases[layer, mode]
+
+    def tally(self, layer: int) -> tuple[StepCall, int]:
+        """A step that counts what fell to the CPU in a layer, and the address of the count."""
+        if layer not in self._tallies:
+            out = self._storage.words([0])
+            args = [int(self._chosen.ctypes.data), self._frame.count("pick"), out]
+            block = self._storage.words(args)
+            step = StepCall(self._library.address(Step("tally")), block, self._frame.one)
+            self._tallies[layer] = (step, out)
+        return self._tallies[layer]
 
     # sources whose addresses hold for a layer only
 

@@ -155,6 +155,7 @@ class Placement:
             where,
             self._ready_staging(),
             self.order.progress,
+            self.degrade,
         )
 
     def make_cache(self) -> None:
@@ -201,7 +202,7 @@ class Placement:
         assert self.regions is not None
         self.take_small_pins()
         staging = self._ready_staging()
-        pools = [helper.pool for helper in self.helpers]
+        pools = {helper.number: helper.pool for helper in self.helpers}
         layouts, count = self.model.layouts, self.model.experts
         cells = Cells.make(layouts, count, self.pool, pools, self._aliases(source))
         self._put_cells(cells, self.regions, self.device)

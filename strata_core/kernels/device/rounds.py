@@ -16,7 +16,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from strata_core.errors import DeviceError
+from strata_core.errors import StrataError
 from strata_core.kernels.cpu.hand_over import Clock, host_clock
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.pool import Phase, Schedule, StepCall, yield_function
@@ -114,7 +114,7 @@ class Maker:
                 graphs.append(capture(self.runtime, self.stream, segment.items))
             parts = self._parts(segments, graphs, mode.tokens)
         except BaseException:
-            with suppress(DeviceError):
+            with suppress(StrataError):
                 undo_all(self.runtime, [partial(self.runtime.destroy_graph, g) for g in graphs])
             raise
         return Round(parts, tuple(graphs), "stepped" if shared else "device")
@@ -138,7 +138,11 @@ class Maker:
                     parts.append(_part(phases, steps, before))
                     phases, steps, before = [], [], segment.layer
                 else:
-                    phases.append(Phase(tuple(steps), leader=True))
+                    # where nothing fell to the CPU its threads go on to the next segment at once
+                    tally, count = self.host.tally(segment.layer)
+                    work = len(self.host.phases(segment.layer, tokens))
+                    steps.append(tally)
+                    phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=work))
                     steps = []
                 phases += self.host.phases(segment.layer, tokens)
             steps += awaited

@@ -387,6 +387,8 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
 )
 """Every device kernel by name."""
 
+_BLOCKS = {name: struct.Struct(kernel.format) for name, kernel in DEVICE_KERNELS.items()}
+
 
 def pack(name: str, **values: float) -> bytes:
     """The argument block of a kernel. Raises ValueError unless exactly its arguments are given."""
@@ -394,7 +396,7 @@ def pack(name: str, **values: float) -> bytes:
     if values.keys() != kernel.args.keys():
         raise ValueError(f"device kernel {name} takes {list(kernel.args)}, not {list(values)}")
     try:
-        return struct.pack(kernel.format, *(values[n] for n in kernel.args))
+        return _BLOCKS[name].pack(*(values[n] for n in kernel.args))
     except struct.error as error:
         raise ValueError(f"device kernel {name}: {error} in {dict(values)}") from error
 
@@ -402,7 +404,7 @@ def pack(name: str, **values: float) -> bytes:
 def unpack(name: str, block: bytes) -> dict[str, int | float]:
     """The arguments in a block, by name."""
     kernel = DEVICE_KERNELS[name]
-    return dict(zip(kernel.args, struct.unpack(kernel.format, block), strict=True))
+    return dict(zip(kernel.args, _BLOCKS[name].unpack(block), strict=True))
 
 
 def make_launch(name: str, parameters: tuple[str | int, ...] = (), **values: float) -> Launch:

@@ -119,13 +119,10 @@ def _failed(status: int) -> bool:
 def _call(this: int, place: int, *args: Any) -> int:
     """Call a method of a COM object. 64-bit Windows has one calling convention."""
     table = ctypes.cast(this, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
-    kinds = [
-        argument if argument in (ctypes.c_uint32,) else ctypes.c_void_p
-        for argument in map(type, args)
-    ]
-    method = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, *kinds)(table[place] or 0)
     plain = [
         arg if isinstance(arg, ctypes.c_uint32) else ctypes.cast(arg, ctypes.c_void_p)
         for arg in args
     ]
+    kinds = [type(arg) for arg in plain]
+    method = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, *kinds)(table[place] or 0)
     return int(method(this, *plain))

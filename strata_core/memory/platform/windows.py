@@ -49,7 +49,9 @@ class WindowsMemory:
         self._last_error = last_error
         self._enable_large_pages = enable_large_pages
         self._rooms = rooms
-        self._working_set = Lock()
+        self._guard = Lock()
+        self._locked = 0
+        self._before = (0, 0)
 
     @property
     def page(self) -> int:
@@ -81,27 +83,31 @@ class WindowsMemory:
 
     def lock(self, address: int, nbytes: int) -> str | None:
         """Raise the working set by what is to be locked, then lock; undo the first on a refusal."""
-        with self._working_set:
-            low, high = self._sizes()
-            if not self._set_sizes(low + nbytes + SLACK, max(high, low) + nbytes + SLACK):
-                wanted = (low + nbytes + SLACK) / 2**20
+        with self._guard:
+            if not self._locked:
+                self._before = self._sizes()
+            low, _ = self._before
+            if not self._hold(self._locked + nbytes):
+                why = self._why()
+                self._hold(self._locked)
+                wanted = low + self._locked + nbytes + SLACK
                 return (
-                    f"the working set is {low / 2**20:.1f} MiB and cannot be raised to "
-                    f"{wanted:.1f} MiB (SetProcessWorkingSetSize: {self._why()})"
+                    f"the working set was {low / 2**20:.1f} MiB and cannot be raised to "
+                    f"{wanted / 2**20:.1f} MiB (SetProcessWorkingSetSize: {why})"
                 )
             if self._call("VirtualLock", address, nbytes):
+                self._locked += nbytes
                 return None
             why = self._why()
-            self._set_sizes(low, high)
+            self._hold(self._locked)
             return f"the working set of {low / 2**20:.1f} MiB does not hold it (VirtualLock: {why})"
 
     def unlock(self, address: int, nbytes: int) -> None:
         """Unlock, and lower the working set again."""
-        with self._working_set:
+        with self._guard:
             if self._call("VirtualUnlock", address, nbytes):
-                low, high = self._sizes()
-                less = nbytes + SLACK
-                self._set_sizes(max(low - less, self.page), max(high - less, 2 * self.page))
+                self._locked -= nbytes
+                self._hold(self._locked)
 
     def lock_limit(self) -> int | None:
         """The working set decides, and it is raised as needed."""
@@ -138,10 +144,13 @@ class WindowsMemory:
         )
         return low.value, high.value
 
-    def _set_sizes(self, low: int, high: int) -> bool:
+    def _hold(self, nbytes: int) -> bool:
+        """Let the working set hold `nbytes` beside what it was before anything was locked."""
+        low, high = self._before
+        more = nbytes + SLACK if nbytes else 0
         return bool(
             self._kernel32.SetProcessWorkingSetSize(
-                self._process(), ctypes.c_size_t(low), ctypes.c_size_t(high)
+                self._process(), ctypes.c_size_t(low + more), ctypes.c_size_t(max(high, low) + more)
             )
         )
 

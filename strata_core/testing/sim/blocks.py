@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from functools import cache
 from pathlib import Path
 
 from attrs import define
@@ -90,6 +91,7 @@ def mapped(address: int, nbytes: int) -> bool:
     return bool(done == 0)
 
 
+@cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 

@@ -133,15 +133,8 @@ class SimRuntime(WorkVerbs):
             return 0
 
 
-def sim_runtime(
-    options: Mapping[str, Any],
-    *,
-    host_kernels: Mapping[str, HostKernel] | None = None,
-    faults: SimFaults | None = None,
-    pointers: Pointers | None = None,
-    **hardware: Any,
-) -> SimRuntime:
-    """The simulated accelerator of the options `sim_vram`, `sim_pin_budget` and `sim_devices`.
+def sim_hardware(options: Mapping[str, Any], **hardware: Any) -> SimHardware:
+    """The machine of the options `sim_vram`, `sim_pin_budget` and `sim_devices`.
 
     The first two are GiB (8 and no limit, where they are None or not there), the third counts
     devices (1), all of the same size. `hardware` are further fields of `SimHardware`. Raises
@@ -151,8 +144,8 @@ def sim_runtime(
     devices = options.get("sim_devices")
     count = 1 if devices is None else int(devices)
     each = 8 * GIB if vram is None else int(float(vram) * GIB)
-    for flag, value, least in (("--sim-vram", each, 1), ("--sim-devices", count, 1)):
-        if value < least:
+    for flag, value in (("--sim-vram", each), ("--sim-devices", count)):
+        if value < 1:
             raise UsageError(
                 f"{flag} makes no machine", "a simulated device has memory", "give more than 0"
             )
@@ -160,9 +153,18 @@ def sim_runtime(
         raise UsageError(
             "--sim-pin-budget is negative", "a budget is 0 GiB or more", "give 0 or more"
         )
-    made = SimHardware(
-        vram=(each,) * count,
-        pin_budget=None if pins is None else int(float(pins) * GIB),
-        **hardware,
-    )
+    budget = None if pins is None else int(float(pins) * GIB)
+    return SimHardware(vram=(each,) * count, pin_budget=budget, **hardware)
+
+
+def sim_runtime(
+    options: Mapping[str, Any],
+    *,
+    host_kernels: Mapping[str, HostKernel] | None = None,
+    faults: SimFaults | None = None,
+    pointers: Pointers | None = None,
+    **hardware: Any,
+) -> SimRuntime:
+    """The simulated accelerator of the machine that `sim_hardware` makes of the options."""
+    made = sim_hardware(options, **hardware)
     return SimRuntime(made, host_kernels=host_kernels, faults=faults, pointers=pointers)
