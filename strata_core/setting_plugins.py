@@ -42,20 +42,9 @@ _LONGEST_HELP = 400
 OPTION_WORDS = frozenset(
     {
         *("config", "context", "debug", "decode", "file", "help", "ignore", "json", "machine"),
-        *(
-            "max",
-            "min",
-            "model",
-            "plain",
-            "profile",
-            "prompt",
-            "quiet",
-            "raw",
-            "repetition",
-            "role",
-            "seed",
-        ),
-        *("repeats", "stop", "system", "temperature", "text", "top", "version", "windows"),
+        *("max", "min", "model", "out", "plain", "profile", "prompt", "quiet", "raw", "repeats"),
+        *("repetition", "role", "seed", "stop", "system", "temperature", "text", "top", "version"),
+        "windows",
     }
 )
 """First words of the commands' own options, which no namespace may be; a test keeps the list."""

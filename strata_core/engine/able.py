@@ -8,6 +8,7 @@ from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings
 from strata_core.errors import Degradation, PluginError, UsageError
 from strata_core.interfaces import Allocator, Capabilities, StartPolicy
+from strata_core.selection import Selection
 
 
 def choose_kv(asked: str | None, capabilities: Capabilities, backend: str) -> str:
@@ -23,12 +24,14 @@ def choose_kv(asked: str | None, capabilities: Capabilities, backend: str) -> st
     return asked
 
 
-def unused_plugin_settings(settings: Settings, used: Collection[str]) -> tuple[Degradation, ...]:
-    """A degradation for each setting of a plugin of which nothing is used.
+def unused_plugin_settings(
+    settings: Settings, selections: Collection[Selection]
+) -> tuple[Degradation, ...]:
+    """A degradation for each setting of a plugin of which nothing was chosen.
 
-    `used` are the distributions that what was chosen comes from. Raises UsageError where a flag or
-    an argument gave the setting.
+    Raises UsageError where a flag or an argument gave the setting.
     """
+    used = {selection.distribution for selection in selections}
     found = []
     for setting in settings.table.plugged:
         if setting.key not in settings.given() or setting.distribution in used:

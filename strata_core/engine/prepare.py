@@ -105,18 +105,9 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         low_ram=low_ram(checkpoint, settings, machine, sizes, devices, known, asked),
     )
     plan = make_plan(request)
-    source = chosen(
-        choice.final(
-            plan.source if checkpoint.form in _BUILT_IN_FORMS else None, plan.source_because
-        )
-    )
-    used = {
-        found.backend(backend.name).distribution,
-        found.allocator(allocator.name).distribution,
-        found.source(source.name).distribution,
-    }
-    unused += unused_plugin_settings(settings, used)
-    fallbacks = (item.degradation for item in (backend, allocator, source))
+    planned = plan.source if checkpoint.form in _BUILT_IN_FORMS else None
+    source = chosen(choice.final(planned, plan.source_because))
+    selections = (backend, allocator, source)
     return Prepared(
         checkpoint=checkpoint,
         settings=settings,
@@ -132,8 +123,9 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         degradations=(
             *variable_degradations(table=settings.table),
             *unused,
+            *unused_plugin_settings(settings, selections),
             *without_residents(settings, source.name),
-            *(item for item in fallbacks if item),
+            *(item.degradation for item in selections if item.degradation),
             *memory.degradations,
             *plan_degradations(request, plan),
             *unchecked_reads(settings, checkpoint.experts, source.name),

@@ -35,10 +35,8 @@ class Serving:
             return self.faults.popleft() if self.faults else self.always
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[Serving]:
-    """Serve the files of a folder on a free port of this computer."""
-    state = Serving()
+def handler(folder: Path, state: Serving) -> type[BaseHTTPRequestHandler]:
+    """The class that answers requests for the files of a folder."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -75,37 +73,48 @@ def serving(folder: Path) -> Iterator[Serving]:
                 time.sleep(state.delay)
             if fault == "whole":
                 start, end, found = 0, size, None
-            with file.open("rb") as stream:
-                stream.seek(start)
-                data = bytearray(stream.read(end - start))
-            if fault == "short":
-                data = data[:-1]
-            if fault == "spoil":
-                data[len(data) // 2] ^= 1
-            self._send(data, start, size, partial=bool(found), body=body, cut=fault == "cut")
+            self._send(_bytes(file, start, end, fault), start, size, bool(found), body, fault)
 
-        def _send(self, data, start: int, size: int, *, partial: bool, body: bool, cut: bool):
+        def _send(
+            self, data: bytes, start: int, size: int, partial: bool, body: bool, fault: object
+        ) -> None:
             self.send_response(206 if partial else 200)
             self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Length", str(len(data)))
             if partial:
-                last = start + len(data) - 1
-                self.send_header("Content-Range", f"bytes {start}-{last}/{size}")
+                self.send_header("Content-Range", f"bytes {start}-{start + len(data) - 1}/{size}")
             self.end_headers()
             if body:
-                self.wfile.write(data[: len(data) // 2] if cut else data)
-            if cut:
+                self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
+            if fault == "cut":
                 self.wfile.flush()
                 self.close_connection = True
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 64
+    return Handler
 
-        def handle_error(self, request, client_address) -> None:
-            """A client that went away, or a connection that was dropped, is no news here."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+def _bytes(file: Path, start: int, end: int, fault: object) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(start)
+        data = bytearray(stream.read(end - start))
+    if fault == "spoil":
+        data[len(data) // 2] ^= 1
+    return bytes(data[:-1] if fault == "short" else data)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, request, client_address) -> None:
+        """A client that went away, or a connection that was dropped, is no news here."""
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Serving]:
+    """Serve the files of a folder on a free port of this computer."""
+    state = Serving()
+    server = _Server(("127.0.0.1", 0), handler(folder, state))
     state.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
