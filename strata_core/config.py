@@ -3,7 +3,8 @@
 The only module that reads environment variables. A value is checked where it enters, so an error
 names the flag, the variable, or the file and key that gave it; nothing that was given is ignored.
 
-The settings file is TOML with the keys of `setting_table.SETTINGS` at its top level. It is the file
+The settings file is TOML with the keys of `setting_table.SETTINGS`, and those that plugins declare
+(`setting_plugins`), at its top level. It is the file
 that `--config` or STRATA_CONFIG names, else `strata/settings.toml` in the user's configuration
 folder if there is one.
 """
@@ -19,7 +20,8 @@ from typing import Any
 from attrs import field, frozen
 
 from strata_core.errors import Degradation, UsageError
-from strata_core.setting_table import BY_KEY, SETTINGS, BadValue, Setting
+from strata_core.setting import BadValue, Setting
+from strata_core.setting_plugins import CORE, Table, installed_settings
 
 CONFIG_VARIABLE = "STRATA_CONFIG"
 _LARGEST_FILE = 1 << 20
@@ -39,6 +41,7 @@ class Settings:
 
     _values: Mapping[str, Any]
     _origins: Mapping[str, str] = field(factory=dict)
+    table: Table = field(default=CORE, repr=False, eq=False)
 
     def __getattr__(self, key: str) -> Any:
         if key.startswith("_") or key not in self._values:
@@ -67,35 +70,38 @@ class Settings:
                 "flag": setting.flag,
                 "variable": setting.env,
             }
-            for setting in SETTINGS
+            for setting in self.table.settings
             if setting.key in self._values
         ]
 
     def with_arguments(self, options: Mapping[str, Any]) -> Settings:
         """These settings with a Python caller's options over them. Raises UsageError."""
         values, origins = dict(self._values), dict(self._origins)
-        _Level.of_arguments(options).lay_over(values, origins)
-        return Settings(values, origins)
+        _Level.of_arguments(options, self.table).lay_over(values, origins)
+        return Settings(values, origins, self.table)
 
 
 def resolve(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     file: str | Path | None = None,
+    table: Table | None = None,
 ) -> Settings:
     """Settings from flags by key (None: not given), the environment and a settings file.
 
-    `environ` is the process's by default; `file` is what `--config` named. Raises UsageError for
+    `environ` is the process's by default; `file` is what `--config` named; `table` holds the
+    settings, by default core's and those of installed plugins. Raises UsageError for
     a value that its setting does not allow, an unknown key of the file, a setting that this
     version does not have, and two different sources given in one place.
     """
     variables = os.environ if environ is None else environ
+    known = installed_settings() if table is None else table
     levels = [
-        _Level.of_file(_settings_file(variables, file)),
-        _Level.of_environment(variables),
-        _Level.of_flags(flags or {}),
+        _Level.of_file(_settings_file(variables, file), known),
+        _Level.of_environment(variables, known),
+        _Level.of_flags(flags or {}, known),
     ]
-    return _layered(levels)
+    return _layered(levels, known)
 
 
 def resolve_arguments(
@@ -105,9 +111,12 @@ def resolve_arguments(
     return resolve({}, environ).with_arguments(options)
 
 
-def unknown_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def unknown_variables(
+    environ: Mapping[str, str] | None = None, table: Table | None = None
+) -> tuple[str, ...]:
     """Variables that begin like Strata's but are none of them, e.g. for a typing mistake."""
-    known = {setting.env for setting in SETTINGS} | {CONFIG_VARIABLE}
+    settings = (installed_settings() if table is None else table).settings
+    known = {setting.env for setting in settings} | {CONFIG_VARIABLE}
     return tuple(
         sorted(
             name
@@ -117,17 +126,20 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ..
     )
 
 
-def variable_degradations(environ: Mapping[str, str] | None = None) -> tuple[Degradation, ...]:
+def variable_degradations(
+    environ: Mapping[str, str] | None = None, table: Table | None = None
+) -> tuple[Degradation, ...]:
     """One degradation for each of `unknown_variables`."""
-    known = [setting.env for setting in SETTINGS if not setting.pending]
+    table = installed_settings() if table is None else table
+    known = [setting.env for setting in table.settings if not setting.pending]
     return tuple(
         Degradation(
             what=f"the environment variable {name} is none of Strata's",
-            why="it begins like one, but nothing reads it",
+            why=table.lost(name) or "it begins like one, but nothing reads it",
             cost="what it was meant to set is as if it were not given",
             remedy=did_you_mean(name, known) or "remove it; docs/cli.md lists the variables",
         )
-        for name in unknown_variables(environ)
+        for name in unknown_variables(environ, table)
     )
 
 
@@ -150,48 +162,50 @@ class _Level:
     origins: dict[str, str] = field(factory=dict)
 
     @classmethod
-    def of_flags(cls, flags: Mapping[str, Any]) -> _Level:
+    def of_flags(cls, flags: Mapping[str, Any], table: Table) -> _Level:
         level = cls()
         for key, value in flags.items():
             if value is not None:
-                flag = BY_KEY[key].flag or key
-                level.take(BY_KEY[key], value, flag, f"flag {flag}")
+                setting = table.by_key[key]
+                flag = setting.flag or key
+                level.take(setting, value, flag, f"flag {flag}")
         return level
 
     @classmethod
-    def of_arguments(cls, options: Mapping[str, Any]) -> _Level:
+    def of_arguments(cls, options: Mapping[str, Any], table: Table) -> _Level:
         level = cls()
         for key, value in options.items():
-            if key not in BY_KEY:
+            if key not in table.by_key:
                 raise UsageError(
                     f"there is no option {key!r}",
-                    "options are named like the keys of a settings file",
-                    did_you_mean(key, BY_KEY) or f"the options are {', '.join(_current())}",
+                    table.lost(key) or "options are named like the keys of a settings file",
+                    did_you_mean(key, table.by_key)
+                    or f"the options are {', '.join(_current(table))}",
                 )
             if value is not None:
-                level.take(BY_KEY[key], value, key, f"argument {key}")
+                level.take(table.by_key[key], value, key, f"argument {key}")
         return level
 
     @classmethod
-    def of_environment(cls, environ: Mapping[str, str]) -> _Level:
+    def of_environment(cls, environ: Mapping[str, str], table: Table) -> _Level:
         level = cls()
-        for setting in SETTINGS:
+        for setting in table.settings:
             value = environ.get(setting.env, "")
             if value:  # an empty variable is an unset one
                 level.take(setting, value, setting.env, f"environment {setting.env}")
         return level
 
     @classmethod
-    def of_file(cls, path: Path | None) -> _Level:
+    def of_file(cls, path: Path | None, table: Table) -> _Level:
         level = cls()
         for key, value in (_read(path) if path else {}).items():
-            if key not in BY_KEY:
+            if key not in table.by_key:
                 raise UsageError(
                     f"{path}: unknown key {key!r}",
-                    "a settings file holds settings and nothing else",
-                    did_you_mean(key, BY_KEY) or f"the keys are {', '.join(_current())}",
+                    table.lost(key) or "a settings file holds settings and nothing else",
+                    did_you_mean(key, table.by_key) or f"the keys are {', '.join(_current(table))}",
                 )
-            level.take(BY_KEY[key], value, f"{path}: {key}", f"file {path}")
+            level.take(table.by_key[key], value, f"{path}: {key}", f"file {path}")
         return level
 
     def take(self, setting: Setting, value: Any, name: str, origin: str) -> None:
@@ -207,7 +221,7 @@ class _Level:
         except BadValue as error:
             raise UsageError(
                 f"{name}: {_shown(value)} is not a value it can have",
-                str(error),
+                f"{error}; {setting.origin} declares it" if setting.origin else str(error),
                 _remedy(setting, value),
             ) from None
         if setting.alias is not None:
@@ -232,7 +246,7 @@ class _Level:
                     "give one of the two",
                 )
             if values["source"] == _LOW_RAM:
-                values["source"] = BY_KEY["source"].default
+                values["source"] = CORE.by_key["source"].default
                 origins.pop("source", None)
         values |= self.values
         origins |= self.origins
@@ -249,16 +263,17 @@ class _Level:
         self.origins["source"] = origin
 
 
-def _layered(levels: Iterable[_Level]) -> Settings:
-    values = {key: BY_KEY[key].default for key in _current() if BY_KEY[key].alias is None}
+def _layered(levels: Iterable[_Level], table: Table) -> Settings:
+    found = table.by_key
+    values = {key: found[key].default for key in _current(table) if found[key].alias is None}
     origins: dict[str, str] = {}
     for level in levels:
         level.lay_over(values, origins)
-    return Settings(values, origins)
+    return Settings(values, origins, table)
 
 
-def _current() -> list[str]:
-    return [setting.key for setting in SETTINGS if not setting.pending]
+def _current(table: Table) -> list[str]:
+    return [setting.key for setting in table.settings if not setting.pending]
 
 
 def _shown(value: Any) -> str:

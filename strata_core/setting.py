@@ -49,7 +49,8 @@ class Setting:
     or exclusive at the low end where `above`); a "count" is a whole number or one of `choices`,
     "gib" a number of GiB or one of them, "indices" are different whole numbers. Giving a switch
     with an `alias` means giving `source` that value. A `pending` setting belongs to a
-    later version: it is not shown, and giving it is an error.
+    later version: it is not shown, and giving it is an error. `distribution` and `version` say
+    which plugin declares it; they are empty for core's own.
     """
 
     key: str
@@ -66,6 +67,13 @@ class Setting:
     above: bool = False
     alias: str | None = None
     pending: bool = False
+    distribution: str = ""
+    version: str = ""
+
+    @property
+    def origin(self) -> str:
+        """The distribution and version that declare it, as messages name them; "" for core."""
+        return f"{self.distribution} {self.version}" if self.distribution else ""
 
     @property
     def values(self) -> tuple[str, ...]:

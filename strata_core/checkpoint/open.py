@@ -46,11 +46,13 @@ class Checkpoint:
     `interfaces.Weights` (through `raw`); `experts` implements `interfaces.ExpertFiles`. Immutable,
     any thread may use it. `gguf` is the metadata of a GGUF model, also of one that was packed,
     `config` the config.json of a hub folder, `pack` the manifest of a pack; the others are None.
+    `form` is "gguf", "hub" or "pack", or what a plugin calls the form in which it keeps the experts
+    of a pack.
     `unclaimed` names stored tensors that the model does not use.
     """
 
     path: Path
-    form: Literal["gguf", "hub", "pack"]
+    form: str
     hyper: Hyper
     tensors: Mapping[tuple[str, int | None], Tensor]
     experts: ExpertTable | PackedExperts
@@ -201,7 +203,7 @@ def _open_pack(folder: Path) -> Checkpoint:
     found = open_pack(folder)
     return Checkpoint(
         path=folder,
-        form="pack",
+        form=found.form,
         hyper=found.manifest.hyper,
         tensors=found.tensors,
         experts=found.experts,
@@ -209,7 +211,7 @@ def _open_pack(folder: Path) -> Checkpoint:
         gguf=found.gguf,
         config=None,
         mapped=found.files,
-        header_bytes=(0, 0),
+        header_bytes=(0,) * len(found.files),
         pack=found.manifest,
     )
 

@@ -29,6 +29,9 @@ MANIFEST = "strata-pack.json"
 JOURNAL = "strata-pack.journal"
 EXPERTS = "experts.bin"
 DENSE = "dense.bin"
+ELSEWHERE = "experts.form"
+"""Stands in place of experts.bin where a plugin keeps the experts; holds the name of its form."""
+
 METADATA = "metadata.gguf"
 """A GGUF file without tensors: the metadata, and so the tokenizer, of the GGUF model packed."""
 

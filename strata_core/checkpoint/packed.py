@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,10 @@ from attrs import frozen
 
 from strata_core.checkpoint.gguf_header import read_header
 from strata_core.checkpoint.gguf_metadata import Metadata
-from strata_core.checkpoint.mapping import MappedFile, exists, map_file
+from strata_core.checkpoint.mapping import MappedFile, exists, map_file, read_small
 from strata_core.checkpoint.pack_format import (
     DENSE,
+    ELSEWHERE,
     EXPERTS,
     JOURNAL,
     MANIFEST,
@@ -28,17 +30,22 @@ from strata_core.checkpoint.types import TYPES
 from strata_core.errors import CheckpointError
 from strata_core.interfaces import BlobLayout, Expert, Piece
 
+PACK = "pack"
+"""The form of a pack whose experts lie in experts.bin."""
+
 
 @frozen(eq=False, slots=False)
 class PackedExperts:
     """Implements `interfaces.ExpertFiles` for a pack; a blob lies in one piece of experts.bin.
 
-    Immutable; any thread may use it.
+    `file` is None where a plugin keeps the experts: the ranges are then those that experts.bin at
+    `path` would have, and nothing can be mapped. Immutable; any thread may use it.
     """
 
     count: int
     entries: Mapping[int, PackedLayer]
-    file: MappedFile
+    path: Path
+    file: MappedFile | None
 
     @cached_property
     def layouts(self) -> Mapping[int, BlobLayout]:
@@ -48,22 +55,31 @@ class PackedExperts:
     def blob(self, expert: Expert) -> Piece:
         """The whole blob's range. Raises CheckpointError for no such expert."""
         entry = self._entry(expert)
-        return Piece(self.file.path, entry.start(expert.index), entry.layout.nbytes)
+        return Piece(self.path, entry.start(expert.index), entry.layout.nbytes)
 
     def pieces(self, expert: Expert) -> tuple[Piece, Piece, Piece]:
         """The ranges of gate, up and down, which follow each other without a gap."""
         entry = self._entry(expert)
         start = entry.start(expert.index)
         gate, up, down = (
-            Piece(self.file.path, start + part.offset, part.nbytes) for part in entry.layout.parts
+            Piece(self.path, start + part.offset, part.nbytes) for part in entry.layout.parts
         )
         return gate, up, down
 
     def mapped(self, expert: Expert) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read-only uint8 views of the same ranges in the mapped file; nothing is copied."""
+        """Read-only uint8 views of the same ranges in the mapped file; nothing is copied.
+
+        Raises CheckpointError where a plugin keeps the experts.
+        """
+        file = self.file
+        if file is None:
+            raise CheckpointError(
+                f"{expert} cannot be mapped",
+                f"a plugin keeps the experts of this pack; there is no {self.path}",
+                "name the plugin's own source with --source",
+            )
         gate, up, down = (
-            self.file.data[piece.offset : piece.offset + piece.nbytes]
-            for piece in self.pieces(expert)
+            file.data[piece.offset : piece.offset + piece.nbytes] for piece in self.pieces(expert)
         )
         return gate, up, down
 
@@ -96,10 +112,14 @@ class PackedExperts:
 
 @frozen(eq=False)
 class Pack:
-    """An open pack; `files` are dense.bin and experts.bin, `gguf` the metadata it kept, if any."""
+    """An open pack; `files` are dense.bin and experts.bin, `gguf` the metadata it kept, if any.
+
+    `form` is "pack", or the form in which a plugin keeps the experts; experts.bin is then missing.
+    """
 
     manifest: Manifest
-    files: tuple[MappedFile, MappedFile]
+    form: str
+    files: tuple[MappedFile, ...]
     tensors: Mapping[tuple[str, int | None], Tensor]
     experts: PackedExperts
     gguf: Metadata | None
@@ -123,17 +143,39 @@ def open_pack(folder: Path) -> Pack:
         )
     manifest = read_manifest(folder)
     dense = _map(folder / DENSE, manifest.dense_bytes)
-    experts = _map(folder / EXPERTS, manifest.experts_bytes)
+    form = _form(folder)
+    experts = _map(folder / EXPERTS, manifest.experts_bytes) if form == PACK else None
     for kept in manifest.kept:
         _map(folder / kept.name, kept.nbytes)
     has_metadata = any(kept.name == METADATA for kept in manifest.kept)
     return Pack(
         manifest,
-        (dense, experts),
+        form,
+        (dense,) if experts is None else (dense, experts),
         _tensors(manifest, dense),
-        PackedExperts(manifest.hyper.experts, {i.layer: i for i in manifest.layers}, experts),
+        PackedExperts(
+            manifest.hyper.experts,
+            {i.layer: i for i in manifest.layers},
+            folder / EXPERTS,
+            experts,
+        ),
         read_header(map_file(folder / METADATA)).metadata if has_metadata else None,
     )
+
+
+def _form(folder: Path) -> str:
+    """Who has the experts: "pack", or a plugin's form where it keeps them in a way of its own."""
+    marker = folder / ELSEWHERE
+    if exists(folder / EXPERTS) or not exists(marker):
+        return PACK
+    name = read_small(marker, 1024).decode("utf-8", "replace").strip()
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name) or name in (PACK, "gguf", "hub"):
+        raise CheckpointError(
+            f"{marker} does not name a form",
+            f"{name[:40]!r}; lower-case letters, digits, '-' and '_' make a name",
+            "make the pack again with the plugin that it was made with",
+        )
+    return name
 
 
 def _tensors(manifest: Manifest, dense: MappedFile) -> dict[tuple[str, int | None], Tensor]:

@@ -11,6 +11,7 @@ from attrs import define
 from strata_core.cli.console import Console
 from strata_core.cli.streams import own_stdout
 from strata_core.config import Settings, resolve
+from strata_core.setting_plugins import Table, installed_settings
 from strata_core.setting_table import SETTINGS, Group, Setting
 
 SECTIONS: dict[Group, str] = {
@@ -22,6 +23,7 @@ SECTIONS: dict[Group, str] = {
     "diagnostics": "Diagnostics",
 }
 COMMON = "Common"
+_TABLE = "strata.settings"
 
 
 @define
@@ -31,12 +33,13 @@ class Invocation:
     console: Console
     flags: dict[str, Any]
     config: str | None
+    table: Table
     _settings: Settings | None = None
 
     def settings(self) -> Settings:
         """The settings in force. Raises UsageError, for a checked command before its body runs."""
         if self._settings is None:
-            self._settings = resolve(self.flags, file=self.config)
+            self._settings = resolve(self.flags, file=self.config, table=self.table)
         return self._settings
 
 
@@ -51,8 +54,32 @@ class SectionedOption(click.Option):
         self.section = section
 
 
+def known_settings(ctx: click.Context) -> Table:
+    """The settings that this call knows, read once for it."""
+    table: Table = ctx.meta.setdefault(_TABLE, None) or installed_settings()
+    ctx.meta[_TABLE] = table
+    return table
+
+
 class Command(click.Command):
-    """A click command whose help puts settings under their headings."""
+    """A click command whose help puts settings under their headings.
+
+    One that is `open_to_plugins` also takes the settings of installed plugins, which are looked up
+    when it is called; `params` are its own.
+    """
+
+    def __init__(self, *args: Any, open_to_plugins: bool = False, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._open = open_to_plugins
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Its own parameters and, before the common ones, those of plugins."""
+        own = super().get_params(ctx)
+        if not self._open:
+            return own
+        at = next(i for i, item in enumerate(own) if getattr(item, "section", "") == COMMON)
+        plugged = [_option(s) for s in known_settings(ctx).plugged if s.flag]
+        return [*own[:at], *plugged, *own[at:]]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click's; an error that its parser raised learns which command it is about."""
@@ -92,12 +119,15 @@ def command(
 
     def wrap(body: Body) -> click.Command:
         settings = [s for s in SETTINGS if s.flag and (s.group in groups or s.pending)]
+        plugged = "plugins" in groups
 
         def callback(**given: Any) -> int:
-            flags = {s.key: _given(s, given.pop(s.key)) for s in settings}
+            table = known_settings(click.get_current_context())
+            more = [s for s in table.plugged if s.flag] if plugged else []
+            flags = {s.key: _given(s, given.pop(s.key)) for s in (*settings, *more)}
             console = Console(json=given.pop("json_document"), quiet=given.pop("quiet"))
             given.pop("debug")
-            invocation = Invocation(console, flags, given.pop("config"))
+            invocation = Invocation(console, flags, given.pop("config"), table)
             if checked:
                 invocation.settings()
             with own_stdout():
@@ -108,6 +138,7 @@ def command(
             params=[*parameters, *map(_option, settings), *_common_options()],
             callback=callback,
             help=body.__doc__,
+            open_to_plugins=plugged,
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         )
 

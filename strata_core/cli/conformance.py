@@ -30,10 +30,17 @@ ROLES: tuple[Role, ...] = ("source", "allocator", "backend")
             metavar="MODEL",
             help="Test with this model instead of a small one made for the purpose.",
         ),
+        click.Option(
+            ["--plain", "plain"],
+            metavar="MODEL",
+            help="Compare with this pack of the same model, where a plugin keeps its experts.",
+        ),
     ],
     LOADING,
 )
-def command_object(invocation: Invocation, name: str, role: str | None, model: str | None) -> int:
+def command_object(
+    invocation: Invocation, name: str, role: str | None, model: str | None, plain: str | None
+) -> int:
     """Test an installed backend, allocator or source against what its interface promises.
 
     NAME is a record's name as `strata plugins` lists it. The settings given are those it is built
@@ -45,11 +52,16 @@ def command_object(invocation: Invocation, name: str, role: str | None, model: s
     from strata_core.api import model_path
     from strata_core.testing.conformance.run import run_conformance
 
-    path = model_path(model) if model is not None else None
-    if path is not None and not path.exists():
-        raise UsageError(f"--model {model}: there is nothing of that name")
+    paths: dict[str, Path | None] = {}
+    for flag, given in (("--model", model), ("--plain", plain)):
+        path = model_path(given) if given is not None else None
+        if path is not None and not path.exists():
+            raise UsageError(f"{flag} {given}: there is nothing of that name")
+        paths[flag] = path
     options = {key: _plain(value) for key, value in settings.given().items()}
-    result = run_conformance(found, name, model=path, options=options)
+    result = run_conformance(
+        found, name, model=paths["--model"], plain=paths["--plain"], options=options
+    )
     invocation.console.document(result.as_json())
     rows = [
         (row.outcome, row.test, row.why.splitlines()[0] if row.why else "") for row in result.rows

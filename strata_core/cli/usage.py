@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import click
 
+from strata_core.cli.command import known_settings
 from strata_core.config import did_you_mean
 from strata_core.errors import StrataError, UsageError
 
@@ -60,9 +61,10 @@ def _of_click(error: click.ClickException, root: click.Group) -> StrataError:
     remedy = f"see `{path} --help`"
     if isinstance(error, click.NoSuchOption):
         known = _options(context, root)
+        lost = known_settings(context).lost(error.option_name) if context else ""
         return UsageError(
             f"there is no option {error.option_name!r}",
-            f"`{path}` has no option of that name",
+            lost or f"`{path}` has no option of that name",
             did_you_mean(error.option_name, known) or remedy,
         )
     if isinstance(error, click.MissingParameter):
@@ -90,10 +92,10 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _options(context: click.Context | None, root: click.Group) -> list[str]:
-    command = context.command if context else root
+    params = context.command.get_params(context) if context else root.params
     return [
         name
-        for param in command.params
+        for param in params
         if not getattr(param, "hidden", False)
         for name in (*param.opts, "--help")
         if name.startswith("--")

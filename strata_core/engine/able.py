@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from strata_core.checkpoint.open import Checkpoint
+from strata_core.config import Settings
 from strata_core.errors import Degradation, PluginError, UsageError
 from strata_core.interfaces import Allocator, Capabilities, StartPolicy
+from strata_core.selection import Selection
 
 
 def choose_kv(asked: str | None, capabilities: Capabilities, backend: str) -> str:
@@ -18,6 +22,37 @@ def choose_kv(asked: str | None, capabilities: Capabilities, backend: str) -> st
             "leave --kv out to get the backend's default",
         )
     return asked
+
+
+def unused_plugin_settings(
+    settings: Settings, selections: Collection[Selection]
+) -> tuple[Degradation, ...]:
+    """A degradation for each setting of a plugin of which nothing was chosen.
+
+    Raises UsageError where a flag or an argument gave the setting.
+    """
+    used = {selection.distribution for selection in selections}
+    found = []
+    for setting in settings.table.plugged:
+        if setting.key not in settings.given() or setting.distribution in used:
+            continue
+        origin = settings.origin(setting.key)
+        why = f"nothing that was chosen comes from {setting.origin}, which declares it"
+        if origin.startswith(("flag", "argument")):
+            raise UsageError(
+                f"{origin.split(' ', 1)[-1]} has no effect here",
+                why,
+                "leave it out, or name what is to be used with --source, --allocator or --backend",
+            )
+        found.append(
+            Degradation(
+                what=f"{setting.key} ({origin}) has no effect",
+                why=why,
+                cost="what it was meant to set is as if it were not given",
+                remedy="remove it, or name what is to be used with --source",
+            )
+        )
+    return tuple(found)
 
 
 def check_weight_types(checkpoint: Checkpoint, capabilities: Capabilities, backend: str) -> None:

@@ -9,7 +9,7 @@ from attrs import asdict, evolve, field, frozen
 
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
-from strata_core.engine.able import check_weight_types, choose_kv
+from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin_settings
 from strata_core.engine.devices import accelerator, without_residents, without_use
 from strata_core.engine.tier import Known, known_profile, low_ram
 from strata_core.errors import Degradation, UsageError
@@ -32,6 +32,8 @@ from strata_core.selection import (
 
 WINDOW_TOKENS = 512
 """Most tokens of one window."""
+
+_BUILT_IN_FORMS = ("gguf", "hub", "pack")
 
 WINDOW_LOGITS = 64
 """Most logits rows of one window."""
@@ -103,8 +105,9 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         low_ram=low_ram(checkpoint, settings, machine, sizes, devices, known, asked),
     )
     plan = make_plan(request)
-    source = chosen(choice.final(plan.source, plan.source_because))
-    fallbacks = (item.degradation for item in (backend, allocator, source))
+    planned = plan.source if checkpoint.form in _BUILT_IN_FORMS else None
+    source = chosen(choice.final(planned, plan.source_because))
+    selections = (backend, allocator, source)
     return Prepared(
         checkpoint=checkpoint,
         settings=settings,
@@ -118,10 +121,11 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         plan=plan,
         known=known,
         degradations=(
-            *variable_degradations(),
+            *variable_degradations(table=settings.table),
             *unused,
+            *unused_plugin_settings(settings, selections),
             *without_residents(settings, source.name),
-            *(item for item in fallbacks if item),
+            *(item.degradation for item in selections if item.degradation),
             *memory.degradations,
             *plan_degradations(request, plan),
             *unchecked_reads(settings, checkpoint.experts, source.name),

@@ -12,6 +12,7 @@ from attrs import asdict, frozen
 
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.checkpoint.pack_format import DENSE, EXPERTS
+from strata_core.checkpoint.packed import PACK
 from strata_core.checkpoint.positioned import Reader
 from strata_core.checkpoint.scales import check_scales
 from strata_core.checkpoint.types import TYPES
@@ -88,6 +89,9 @@ def experts(checkpoint: Checkpoint, progress: Progress) -> Outcome:
     pack = checkpoint.pack
     if pack is None:
         return _no_hashes("experts", checkpoint)
+    if checkpoint.form != PACK:
+        note = f"a plugin keeps them in a form of its own, {checkpoint.form!r}"
+        return Outcome(check="experts", verdict="not possible", note=note)
     file = checkpoint.path / EXPERTS
     ranges = [
         _Range(

@@ -98,7 +98,7 @@ def partial_folder(out: Path) -> Path:
 
 
 def _check_request(checkpoint: Checkpoint, out: Path) -> None:
-    if checkpoint.form == "pack":
+    if checkpoint.pack is not None:
         raise UsageError(
             f"{checkpoint.path} is a pack already",
             "packing changes the form of a GGUF file or a hub folder",

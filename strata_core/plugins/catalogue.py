@@ -10,9 +10,10 @@ from strata_core.interfaces import AllocatorRecord, BackendRecord, Record, Role,
 
 R_co = TypeVar("R_co", bound=Record, covariant=True)
 
-Stage = Literal["metadata", "import", "hooks", "call", "records", "api", "duplicate"]
+Stage = Literal["metadata", "import", "hooks", "call", "records", "api", "duplicate", "settings"]
 """Where a plugin failed: reading its entry points, importing its module, checking its hooks against
-the specification, calling one, checking the records, their interface version, their names."""
+the specification, calling one, checking the records, their interface version, their names; or
+reading the settings that it declares."""
 
 
 @frozen
@@ -53,6 +54,8 @@ class Broken:
 
     def concerns(self, role: Role) -> bool:
         """Whether an offer for `role` may be missing because of this."""
+        if self.stage == "settings":
+            return False
         return not self.offered or any(offered == role for offered, _ in self.offered)
 
     def __str__(self) -> str:

@@ -9,15 +9,9 @@ import threading
 from collections.abc import Iterator
 from typing import TextIO
 
+from strata_core.installed import describe
 
-def describe(error: BaseException) -> str:
-    """An exception on one line of at most 400 characters; even its own text may fail."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - a plugin's exception class may be broken as well
-        text = "(its text cannot be had)"
-    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return line if len(line) <= 400 else line[:397] + "..."
+__all__ = ["describe", "stdout_to_stderr"]
 
 
 # `sys.stdout` is one for the whole process, so whether it is diverted is too: redirections of

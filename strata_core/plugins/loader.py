@@ -6,7 +6,6 @@ another, whatever the order, and every failure has exactly one name on it.
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
@@ -17,6 +16,7 @@ import pluggy
 from attrs import frozen
 
 from strata_core import __version__, hookspecs
+from strata_core.installed import entry_points_of, normal, origin_of
 from strata_core.interfaces import AllocatorRecord, BackendRecord, Record, Role, SourceRecord
 from strata_core.plugins.catalogue import Blocked, Broken, Catalogue, Offer, Stage
 from strata_core.plugins.guard import describe, stdout_to_stderr
@@ -85,6 +85,7 @@ def load_plugins(
         entry_points, broken = _installed()
     candidates = sorted(map(_candidate, entry_points), key=lambda item: item.key)
     kept, kept_out = _without(candidates, blocked)
+    broken = [item for item in broken if not _is_blocked(item, blocked)]
     core = _Candidate("strata-core", __version__, "builtin", plugin=builtin)
     found: list[_Found] = []
     for candidate in [core, *kept]:
@@ -99,48 +100,22 @@ def load_plugins(
 
 
 def _installed() -> tuple[list[metadata.EntryPoint], list[Broken]]:
-    """All installed entry points of the group; a distribution that cannot be read is left out.
+    """What is installed; declared settings are read as well, to know those that are broken."""
+    from strata_core.setting_plugins import installed_settings
 
-    The library's own collection stops at the first malformed file of any distribution, so what it
-    cannot do at once is done one distribution at a time.
-    """
-    try:
-        return list(metadata.entry_points(group=GROUP)), []
-    except Exception:  # noqa: BLE001 - any installed distribution may be damaged in any way
-        return _installed_one_by_one()
-
-
-def _installed_one_by_one() -> tuple[list[metadata.EntryPoint], list[Broken]]:
-    found: list[metadata.EntryPoint] = []
-    broken: list[Broken] = []
-    seen: set[str] = set()
-    for distribution in metadata.distributions():
-        try:
-            name, version = distribution.metadata["Name"], distribution.version
-            key = _normal(name)
-            if key in seen:
-                continue
-            seen.add(key)
-        except Exception:  # noqa: BLE001, S112 - no name: nothing that could be reported
-            continue
-        try:
-            found += [item for item in distribution.entry_points if item.group == GROUP]
-        except Exception as error:  # noqa: BLE001 - as above
-            if f"[{GROUP}]" in (distribution.read_text("entry_points.txt") or ""):
-                text = f"its entry points cannot be read: {describe(error)}"
-                broken.append(Broken(name, version, "?", "metadata", text))
+    found, unreadable = entry_points_of(GROUP)
+    broken = [
+        Broken(item.distribution, item.version, "?", "metadata", item.error) for item in unreadable
+    ]
+    broken += [
+        Broken(item.distribution, item.version, item.entry_point, "settings", item.error)
+        for item in installed_settings().broken
+    ]
     return found, broken
 
 
 def _candidate(entry_point: metadata.EntryPoint) -> _Candidate:
-    distribution = entry_point.dist
-    if distribution is None:
-        return _Candidate("(no distribution)", "?", entry_point.name, entry_point)
-    try:
-        name, version = distribution.metadata["Name"], distribution.version
-    except Exception:  # noqa: BLE001 - damaged metadata must not hide the plugin
-        name, version = None, None
-    return _Candidate(name or "(no name)", version or "?", entry_point.name, entry_point)
+    return _Candidate(*origin_of(entry_point), entry_point.name, entry_point)
 
 
 def _without(
@@ -148,11 +123,18 @@ def _without(
 ) -> tuple[list[_Candidate], tuple[Blocked, ...]]:
     kept = list(candidates)
     kept_out = []
-    for name in sorted({_normal(name) for name in blocked}):
-        hit = [item for item in candidates if name in map(_normal, item.key)]
+    for name in sorted({normal(name) for name in blocked}):
+        hit = [item for item in candidates if name in map(normal, item.key)]
         kept = [item for item in kept if item not in hit]
         kept_out.append(Blocked(name, tuple(f"{item.distribution}: {item.name}" for item in hit)))
     return kept, tuple(kept_out)
+
+
+def _is_blocked(item: Broken, blocked: Sequence[str]) -> bool:
+    names = {normal(name) for name in blocked}
+    return item.stage == "settings" and bool(
+        names & {normal(item.distribution), normal(item.entry_point)}
+    )
 
 
 def _load(candidate: _Candidate) -> list[_Found]:
@@ -276,8 +258,3 @@ def _catalogue(
         else:
             sources.append(Offer(item.record, *origin))
     return Catalogue(tuple(backends), tuple(allocators), tuple(sources), tuple(broken), blocked)
-
-
-def _normal(name: str) -> str:
-    """A distribution's name as package indexes compare names."""
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -12,6 +12,10 @@ ROOT = Path(__file__).parents[2]
 PROJECTS = {
     "strata_core": ROOT,
     **{f"strata_{name}": ROOT / "plugins" / name for name in ("cuda", "hip", "wsl")},
+    **{
+        f"strata_source_{name}": ROOT / "docs" / "examples" / f"strata-source-{name}"
+        for name in ("fsspec", "zstd")
+    },
 }
 
 

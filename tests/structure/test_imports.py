@@ -18,7 +18,8 @@ MODULES = sorted(CORE.rglob("*.py"))
 LAYERS = [
     {
         "errors", "interfaces", "abilities", "runtime", "hookspecs", "plugins", "selection",
-        "machine", "setting", "setting_device", "setting_memory", "setting_table", "config",
+        "machine", "installed", "setting", "setting_device", "setting_memory", "setting_plugins",
+        "setting_table", "config",
         "builtin", "plugin_report", "demo",
     },
     {"checkpoint"},
@@ -162,7 +163,7 @@ LONGEST_INTERFACE = 600
 LONGEST_FUNCTION = 60
 SOURCES = sorted(
     path
-    for folder in ("strata_core", "plugins", "tests")
+    for folder in ("strata_core", "plugins", "tests", "docs")
     for path in (ROOT / folder).rglob("*.py")
     if not {".venv", "build", "dist", "__pycache__"} & set(path.parts)
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strata_core.checkpoint.packed import PackedExperts
 from strata_core.checkpoint.scales import check_scales
 from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import Expert, ExpertFiles
@@ -32,6 +33,8 @@ def _check_experts(files: ExpertFiles, last: int) -> None:
 
     Experts in a mapped file are not looked through before they are used: that would read it.
     """
+    if isinstance(files, PackedExperts) and files.file is None:
+        return  # a plugin's source read them, and only it can again
     for layer, layout in files.layouts.items():
         for index in range(files.count if layer <= last else 0):
             expert = Expert(layer, index)

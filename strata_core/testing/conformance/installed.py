@@ -21,10 +21,13 @@ SUITES: dict[Role, type] = {
 """The suite of each role."""
 
 
-def suite(role: Role, name: str, model: str | None = None, **options: object) -> type:
+def suite(
+    role: Role, name: str, model: str | None = None, plain: str | None = None, **options: object
+) -> type:
     """A subclass of the role's suite that builds the installed record `name`.
 
-    `model` is the path of a model to test with, `options` are settings to build with.
+    `model` is the path of a model to test with, `plain` one with the same experts that can be read
+    without the source, `options` are settings to build with.
     """
     found = load_plugins()
     (offer,) = [o for o in found.offers(role) if o.name == name]
@@ -36,6 +39,9 @@ def suite(role: Role, name: str, model: str | None = None, **options: object) ->
     }
     if model is not None:
         methods["checkpoint"] = lambda _self, _folder: open_checkpoint(Path(model))
+    if plain is not None:
+        same = open_checkpoint(Path(plain))
+        methods["raw"] = lambda self, _checkpoint, expert: SourceSuite.raw(self, same, expert)
     if role == "allocator":
         methods["backend"] = lambda _self: _backend_for(found, record.serves, options)
     return type("Installed", (SUITES[role],), methods)

@@ -24,7 +24,7 @@ Outcome = Literal["passed", "failed", "skipped"]
 MODULE = """\
 from strata_core.testing.conformance.installed import suite
 
-TestConformance = suite({role!r}, {name!r}, {model!r}, **{options!r})
+TestConformance = suite({role!r}, {name!r}, {model!r}, {plain!r}, **{options!r})
 """
 
 RUNNER = """\
@@ -101,20 +101,26 @@ def run_conformance(
     name: str,
     *,
     model: Path | None = None,
+    plain: Path | None = None,
     options: Mapping[str, object] | None = None,
     timeout: float = 600.0,
 ) -> Conformance:
     """Run the suite of `role` on the installed record `name`.
 
-    `options` are settings by key, `timeout` seconds for the whole run. Raises StrataError where
-    pytest or hypothesis is missing, where the record does not load, and where the run does not end.
+    `plain` has the experts of `model` in a form that can be read without the source, where a plugin
+    keeps those of `model` itself. `options` are settings by key, `timeout` seconds for the
+    whole run. Raises StrataError where pytest or hypothesis is missing, where the record does not
+    load, and where the run does not end.
     """
     _need("pytest", "hypothesis")
     with tempfile.TemporaryDirectory(prefix="strata-conformance-") as temporary:
         folder = Path(temporary)
         result = folder / "result.json"
         named = str(model.resolve()) if model is not None else None
-        module = MODULE.format(role=role, name=name, model=named, options=dict(options or {}))
+        same = str(plain.resolve()) if plain is not None else None
+        module = MODULE.format(
+            role=role, name=name, model=named, plain=same, options=dict(options or {})
+        )
         (folder / "test_installed.py").write_text(module)
         output = _run(folder, result, timeout, f"{role} {name}")
         if not result.exists():
