@@ -13,7 +13,7 @@ from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin
 from strata_core.engine.devices import accelerator, without_residents, without_use
 from strata_core.engine.tier import Known, known_profile, low_ram
 from strata_core.errors import Degradation, UsageError
-from strata_core.interfaces import Capabilities, Expert, Limits
+from strata_core.interfaces import Capabilities, Expert, Limits, Probe, Role
 from strata_core.kernels.kv import kv_bytes
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
@@ -74,14 +74,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     """Select a record for each role and plan. Raises StrataError; nothing is held afterwards."""
     found = load_plugins(blocked=settings.block_plugins)
     probes = probe_catalogue(found, machine)
-    backend = chosen(
-        select_backend(found.backends, found.broken, probes["backend"], settings.backend)
-    )
-    allocator = chosen(
-        select_allocator(
-            found.allocators, found.broken, probes["allocator"], backend.name, settings.allocator
-        )
-    )
+    backend, allocator = _backend_and_allocator(found, probes, settings)
     record = found.backend(backend.name).record
     unused = without_use(settings, record)
     devices = accelerator(settings, machine, record, found.allocator(allocator.name).record)
@@ -131,6 +124,20 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
             *unchecked_reads(settings, checkpoint.experts, source.name),
         ),
     )
+
+
+def _backend_and_allocator(
+    found: Catalogue, probes: Mapping[Role, Mapping[str, Probe]], settings: Settings
+) -> tuple[Selection, Selection]:
+    backend = chosen(
+        select_backend(found.backends, found.broken, probes["backend"], settings.backend)
+    )
+    allocator = chosen(
+        select_allocator(
+            found.allocators, found.broken, probes["allocator"], backend.name, settings.allocator
+        )
+    )
+    return backend, allocator
 
 
 # --- what the plan is made from ----------------------------------------------------------------
