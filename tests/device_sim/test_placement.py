@@ -14,6 +14,7 @@ from strata_core.interfaces import Expert
 from strata_core.kernels.device.dense import lone_embedding
 from strata_core.kernels.device.exchange import LINE, MOST_HELPERS, Exchange, Shape, word
 from strata_core.kernels.device.layout import CELL, HELPER, HIT, HOST, LINK
+from strata_core.kernels.device.options import read_options
 from strata_core.memory.ledger import PINNED, vram
 from strata_core.model.build import build_program
 from strata_core.sources.mmap import MappedFile
@@ -243,3 +244,9 @@ def test_the_demo_runs_from_the_record(models: Path, tools):
         assert executor.counters()["hit"]["experts"] > 0
         executor.close()
     backend.close()
+
+
+@pytest.mark.parametrize(("asked", "kept"), [(None, None), (700, 700 << 20), (0, 0)])
+def test_a_reserve_of_ones_own_is_kept_to_the_letter(lab, asked, kept):
+    options = read_options({"vram_reserve_mib": asked}, lab.runtime().devices())
+    assert options.cache.reserve == kept

@@ -27,12 +27,14 @@ class Driver(SimRuntime):
         super().__init__(*args, **more)
         self.registered: list[tuple[int, int]] = []
         self.written_before: list[tuple[int, int]] = []
+        self.beginnings: set[int] = set()  # of reserved memory: what lies before is another's
         self._guard = RLock()
 
     def register(self, address: int, nbytes: int) -> None:
         with self._guard:
             around = [(address, nbytes)]
-            if self.registered and sum(self.registered[-1]) == address:
+            first = address in self.beginnings
+            if not first and self.registered and sum(self.registered[-1]) == address:
                 around.append(self.registered[-1])
             self.written_before += [piece for piece in around if bytes_at(*piece).any()]
             super().register(address, nbytes)
@@ -42,7 +44,7 @@ class Driver(SimRuntime):
 class System(PosixMemory):
     """Linux's calls, with a limit on locking, budgets and sizes that a test chooses."""
 
-    def __init__(self, runtime: SimRuntime | None = None) -> None:
+    def __init__(self, runtime: Driver | None = None) -> None:
         super().__init__()
         self.runtime = runtime
         self.held: dict[int, Reserved] = {}
@@ -56,11 +58,14 @@ class System(PosixMemory):
     def reserve(self, nbytes: int, *, large: bool = False) -> Reserved:
         reserved = super().reserve(nbytes, large=large)
         self.held[reserved.address] = reserved
+        if self.runtime is not None:
+            self.runtime.beginnings.add(reserved.address)
         return reserved
 
     def free(self, reserved: Reserved) -> None:
         if self.runtime is not None:
             self.runtime.note_unmapped(reserved.address, reserved.nbytes)
+            self.runtime.beginnings.discard(reserved.address)
         del self.held[reserved.address]
         super().free(reserved)
 
