@@ -24,6 +24,7 @@ from strata_core.plan.plan import Plan, PlanRequest, Sizes, gib, make_plan
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
 from strata_core.selection import (
     Selection,
+    SourceChoice,
     chosen,
     select_allocator,
     select_backend,
@@ -98,8 +99,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         low_ram=low_ram(checkpoint, settings, machine, sizes, devices, known, asked),
     )
     plan = make_plan(request)
-    planned = plan.source if checkpoint.form in _BUILT_IN_FORMS else None
-    source = chosen(choice.final(planned, plan.source_because))
+    source = _source(choice, plan, checkpoint.form)
     selections = (backend, allocator, source)
     return Prepared(
         checkpoint=checkpoint,
@@ -138,6 +138,12 @@ def _backend_and_allocator(
         )
     )
     return backend, allocator
+
+
+def _source(choice: SourceChoice, plan: Plan, form: str) -> Selection:
+    """The source in the end: the planner's where the form is one that built-in sources read."""
+    planned = plan.source if form in _BUILT_IN_FORMS else None
+    return chosen(choice.final(planned, plan.source_because))
 
 
 # --- what the plan is made from ----------------------------------------------------------------

@@ -60,6 +60,8 @@ class Remote:
     ) -> None:
         self.url = url
         self._retries, self._timeout, self._pause = retries, timeout, pause
+        # Its own, so that pauses take nothing from the process's seeded generator.
+        self._random = random.Random()  # noqa: S311 - no secret
         self._lock = threading.Lock()
         self._traffic = Traffic()
         try:
@@ -110,7 +112,7 @@ class Remote:
             if attempt:
                 self._count(retries=1)
                 longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (attempt - 1))
-                self._pause(longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+                self._pause(longest * self._random.uniform(0.5, 1.0))
             self._count(requests=1)
             try:
                 answer = ask()

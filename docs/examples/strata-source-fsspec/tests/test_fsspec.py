@@ -102,6 +102,16 @@ def test_pauses_grow_up_to_a_limit(server, remote) -> None:
     assert all(top / 2 <= s <= top for s, top in zip(remote.pauses, longest, strict=True))
 
 
+def test_pauses_leave_the_process_s_random_numbers_alone(server, remote) -> None:
+    import random
+
+    server.faults.extend([503] * 3)
+    random.seed(7)
+    before = random.getstate()
+    remote(retries=3).read(0, 10, "ten bytes")
+    assert random.getstate() == before
+
+
 def test_neighbours_are_read_with_one_request(server, fetcher, pack: Path) -> None:
     made = fetcher(gap=4096)
     groups = made.groups([Expert(1, i) for i in (5, 0, 1, 2)])
