@@ -13,7 +13,6 @@ from strata_core.kernels.device.exchange import MOST_HELPERS
 from strata_core.runtime import Device
 
 GIB, MIB = 1 << 30, 1 << 20
-DEFAULT_RESERVE_MIB = 700
 
 
 @frozen
@@ -47,7 +46,7 @@ def read_options(options: Mapping[str, Any], devices: Sequence[Device]) -> Devic
     chosen = _devices(options.get("device"), devices)
     mib = options.get("vram_reserve_mib")
     # the default gives way on small devices; a value of one's own is kept to the letter
-    reserve = None if mib in (None, DEFAULT_RESERVE_MIB) else int(mib) * MIB
+    reserve = None if mib is None else int(mib) * MIB
     helpers = chosen[1 : 1 + MOST_HELPERS]
     wishes = []
     for number in range(1, MOST_HELPERS + 1):
