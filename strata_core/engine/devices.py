@@ -8,6 +8,7 @@ from strata_core.config import Settings
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import AllocatorRecord, BackendRecord
 from strata_core.machine import Machine
+from strata_core.memory.rules import PinSettings
 from strata_core.plan.devices import Accelerator
 from strata_core.runtime import Device
 from strata_core.setting_device import MOST_HELPERS
@@ -35,6 +36,12 @@ def used_devices(settings: Settings, there: Sequence[Device]) -> tuple[Device, .
                 "give indices of those, separated by commas",
             )
     used = tuple(by_index[index] for index in chosen)
+    if settings.device is not None and len(used) > MOST_HELPERS + 1:
+        raise UsageError(
+            f"--device names {len(used)} devices, and {MOST_HELPERS + 1} can be used",
+            f"one computes the model, and there are at most {MOST_HELPERS} helpers",
+            f"name at most {MOST_HELPERS + 1}",
+        )
     for number in range(1, MOST_HELPERS + 1):
         asked = settings.options()[f"expert_cache_device{number}"]
         if asked not in (0, None) and number >= len(used):
@@ -54,6 +61,7 @@ def accelerator(
     if backend.devices is None:
         return None
     options = settings.options()
+    PinSettings.of(options)  # a plan refuses what a start would
     used = used_devices(settings, backend.devices(machine, options))
     helpers = tuple(options[f"expert_cache_device{i}"] for i in range(1, MOST_HELPERS + 1))
     return Accelerator(

@@ -99,5 +99,16 @@ def does_not_fit(plan: Plan, model: str) -> DoesNotFit:
         f"it needs {gib(tier.need)} and {gib(tier.have)} may be used ({origin})",
         "would fit: " + "; ".join(f"{o.flags} (needs {gib(o.need)})" for o in plan.options)
         if plan.options
-        else "nothing smaller fits; a model with fewer or smaller weights is needed",
+        else _nothing_smaller(tier),
+    )
+
+
+def _nothing_smaller(tier: Tier) -> str:
+    """What is left to do where no smaller request fits. A model's size is not what pins need."""
+    if tier.name != "pinned":
+        return "nothing smaller fits; a model with fewer or smaller weights is needed"
+    return (
+        "raise what the driver may page-lock (STRATA_PIN_LIMIT_GIB, where it was given; "
+        "--sim-pin-budget for simulated devices), use fewer devices with --device, or "
+        "--backend cpu, which needs none"
     )

@@ -9,6 +9,7 @@ from strata_core.builtin import strata_allocators, strata_backends
 from strata_core.config import resolve
 from strata_core.engine.devices import accelerator, used_devices, without_use
 from strata_core.errors import UsageError
+from strata_core.kernels.device.options import read_options
 
 CPU, _, SIM = strata_backends()
 SIM_PINNED = next(record for record in strata_allocators() if record.name == "sim-pinned")
@@ -50,6 +51,31 @@ def test_devices_that_are_not_there_are_refused(asked, what, why) -> None:
     assert why in caught.value.why
     with pytest.raises(UsageError, match="no device"):
         used_devices(settings(), ())
+
+
+def test_more_devices_than_can_be_used_are_refused_where_they_were_named() -> None:
+    five = devices(sim_devices=5)
+    with pytest.raises(UsageError, match="names 5 devices, and 4 can be used"):
+        used_devices(settings(device="0,1,2,3,4"), five)
+    assert len(used_devices(settings(device="4,3,2,1"), five)) == 4
+    assert used_devices(settings(), five)[0].label == "SIM0"
+
+
+def test_a_plan_refuses_a_piece_without_partial_pinning(make_machine) -> None:
+    asked = resolve({}, {"STRATA_PARTIAL_PIN_GIB": "1"})
+    with pytest.raises(UsageError, match="STRATA_PARTIAL_PIN_GIB"):
+        accelerator(asked, make_machine(), SIM, SIM_PINNED)
+
+
+@pytest.mark.parametrize("mib", [0, 10, 700])
+def test_a_reserve_that_was_named_is_kept_to_the_letter(mib, make_machine) -> None:
+    asked = settings(sim_vram=0.05, vram_reserve_mib=mib)
+    plan = accelerator(asked, make_machine(), SIM, SIM_PINNED)
+    started = read_options(asked.options(), plan.devices)
+    assert plan.kept(0) == mib << 20
+    assert started.cache.reserve == mib << 20
+    default = settings(sim_vram=0.05)
+    assert read_options(default.options(), plan.devices).cache.reserve is None
 
 
 def test_what_was_asked_reaches_the_planner(make_machine) -> None:

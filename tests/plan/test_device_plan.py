@@ -256,3 +256,12 @@ def test_every_device_plan_adds_up(
         assert option.need <= totals[0] * MIB
     assert plan == make_plan(wanted)
     assert explain(plan)
+
+
+def test_a_driver_that_pins_too_little_is_not_blamed_on_the_model() -> None:
+    plan = make_plan(request(1000, pins=5 * MIB))
+    assert tier(plan, "pinned").short_by == 5 * MIB
+    remedy = does_not_fit(plan, "m").remedy
+    assert "STRATA_PIN_LIMIT_GIB" in remedy
+    assert "--backend cpu" in remedy
+    assert "smaller weights" not in remedy
