@@ -70,9 +70,7 @@ def begin_again(folder: Path) -> int:
         **os.environ,
         READY: "1",
         "ROCM_PATH": str(rocm),
-        "LD_LIBRARY_PATH": os.pathsep.join(
-            [str(rocm / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
-        ),
+        "LD_LIBRARY_PATH": os.pathsep.join(searched),
         "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
         "XDG_CACHE_HOME": str(rocm / "cache"),
     }
