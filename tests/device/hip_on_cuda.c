@@ -60,6 +60,7 @@ FORWARD(hipRuntimeGetVersion, (int *v), 0, "cudaRuntimeGetVersion", (int *), (v)
 FORWARD(hipSetDevice, (int d), 0, "cudaSetDevice", (int), (d))
 FORWARD(hipDeviceSynchronize, (void), 0, "cudaDeviceSynchronize", (void), ())
 FORWARD(hipGetLastError, (void), 0, "cudaGetLastError", (void), ())
+FORWARD(hipRuntimeGetVersion, (int *v), 0, "cudaRuntimeGetVersion", (int *), (v))
 FORWARD(hipMemGetInfo, (size_t *a, size_t *b), 0, "cudaMemGetInfo", (size_t *, size_t *), (a, b))
 FORWARD(hipMalloc, (P *p, size_t n), 0, "cudaMalloc", (P *, size_t), (p, n))
 FORWARD(hipFree, (P p), 0, "cudaFree", (P), (p))
@@ -99,7 +100,7 @@ FORWARD(hipModuleUnload, (P m), 1, "cuModuleUnload", (P), (m))
 FORWARD(hipModuleGetFunction, (P *f, P m, const char *n), 1, "cuModuleGetFunction",
         (P *, P, const char *), (f, m, n))
 
-/* cuLaunchKernel's `extra` has the same marks. Dynamic shared memory beyond 48 KiB is opted into. */
+/* cuLaunchKernel's `extra` has the same marks but for its end, 3 here and 0 there. */
 EXPORT int hipModuleLaunchKernel(P f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                  unsigned by, unsigned bz, unsigned shared, P stream, P *params,
                                  P *extra) {
@@ -107,7 +108,8 @@ EXPORT int hipModuleLaunchKernel(P f, unsigned gx, unsigned gy, unsigned gz, uns
                         P *, P *);
   static Launch launch;
   if (!launch) launch = (Launch)symbol(1, "cuLaunchKernel");
-  return launch(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
+  P given[5] = {extra[0], extra[1], extra[2], extra[3], NULL};
+  return launch(f, gx, gy, gz, bx, by, bz, shared, stream, params, given);
 }
 
 /* hipDeviceProp_tR0600: the plugin reads these fields, at the offsets that hip-python has for them. */
@@ -132,11 +134,11 @@ EXPORT int hipGetDevicePropertiesR0600(char *facts, int device) {
   memcpy(facts + TOTAL, &total, sizeof total);
   memcpy(facts + WARP, &warp, sizeof warp);
   memcpy(facts + UNITS, &units, sizeof units);
-  snprintf(facts + ARCHITECTURE, 256, "sm_%d%d", attribute(75, device), attribute(76, device));
+  strcpy(facts + ARCHITECTURE, "gfx1030"); /* served, and of waves of 32 as this device's are */
   return 0;
 }
 
-/* --- hiprtc on NVRTC: the architecture is passed on, HIP's own options are translated ----------- */
+/* --- hiprtc on NVRTC: for this machine's first device, with HIP's own options translated -------- */
 FORWARD(hiprtcVersion, (int *a, int *b), 2, "nvrtcVersion", (int *, int *), (a, b))
 FORWARD(hiprtcCreateProgram,
         (P *p, const char *s, const char *n, int k, const char **h, const char **i), 2,
@@ -153,14 +155,12 @@ EXPORT int hiprtcCompileProgram(P program, int count, const char *const *options
   const char *passed[16] = {"--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"};
   char architecture[64];
   int n = 4;
-  for (int i = 0; i < count && n < 16; i++) {
-    if (!strncmp(options[i], "--offload-arch=", 15)) {
-      snprintf(architecture, sizeof architecture, "--gpu-architecture=%s", options[i] + 15);
-      passed[n++] = architecture;
-    } else if (!strncmp(options[i], "-std=", 5)) {
-      passed[n++] = options[i];
-    }
+  for (int i = 0; i < count && n < 15; i++) {
+    if (!strncmp(options[i], "-std=", 5)) passed[n++] = options[i];
   }
+  snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%d%d", attribute(75, 0),
+           attribute(76, 0));
+  passed[n++] = architecture;
   return ((int (*)(P, int, const char *const *))symbol(2, "nvrtcCompileProgram"))(program, n,
                                                                                    passed);
 }

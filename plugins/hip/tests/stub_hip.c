@@ -204,18 +204,18 @@ static int instance(P *e, P g) {
   *e = made->at;
   return 0;
 }
-static int replay(P g, P s) {
-  Thing *graph = thing(INSTANCE, g);
-  if (!graph || !thing(STREAM, s)) return HANDLE;
-  for (int i = 0; i < graph->record->count; i++) run(&graph->record->steps[i]);
-  return 0;
-}
 VERB(hipStreamBeginCapture, P s, int m) END(m == 1 ? begin(s) : INVALID)
 VERB(hipStreamEndCapture, P s, P *g) END(end(s, g))
 VERB(hipGraphInstantiateWithFlags, P *e, P g, unsigned long long f) END(f ? INVALID : instance(e, g))
 VERB(hipGraphDestroy, P g) END(drop(GRAPH, g, HANDLE))
 VERB(hipGraphExecDestroy, P g) END(drop(INSTANCE, g, HANDLE))
 #ifndef WITHOUT_GRAPHS
+static int replay(P g, P s) {
+  Thing *graph = thing(INSTANCE, g);
+  if (!graph || !thing(STREAM, s)) return HANDLE;
+  for (int i = 0; i < graph->record->count; i++) run(&graph->record->steps[i]);
+  return 0;
+}
 VERB(hipGraphLaunch, P g, P s) END(replay(g, s))
 #endif
 
