@@ -1,6 +1,6 @@
 """One hash from every place: a model's tokens and logits on a device against `--backend cpu`.
 
-    python tests/device/identity.py --backend NAME MODEL [MODEL ...] [--long] [--json OUT]
+    python tests/device/identity.py --backend NAME MODEL [MODEL ...] [--matrix] [--devices N]
 
 For each model the CPU backend computes a short prompt with greedy continuation, a sampled one and
 (with --long) a prompt of 1,900 tokens; then the backend does the same over sources, cache sizes and
@@ -30,22 +30,36 @@ from strata_core.engine.messages import Finished  # noqa: E402
 
 Way = dict[str, Any]
 
-WAYS: tuple[tuple[str, Way, Mapping[str, str]], ...] = (
-    ("everything in VRAM", {"expert_cache": "auto"}, {}),
-    ("no cache, arena", {"expert_cache": "0", "source": "arena"}, {}),
-    ("one slot, arena", {"expert_cache": "1", "source": "arena"}, {}),
-    ("half, arena", {"expert_cache": "half", "source": "arena"}, {}),
-    ("half, mmap", {"expert_cache": "half", "source": "mmap"}, {}),
-    ("half, path 1", {"expert_cache": "half", "source": "sliced-pinned"},
-     {"STRATA_COMPLEMENT_PIN_GIB": "all"}),
-    ("half, path 2", {"expert_cache": "half", "source": "sliced-pinned"},
-     {"STRATA_TEST_COMPLEMENT_REFUSE": "1"}),
-    ("half, path 3", {"expert_cache": "half", "source": "sliced-pinned"},
-     {"STRATA_COMPLEMENT_PIN_GIB": "0"}),
-    ("half, partly pinned", {"expert_cache": "half", "source": "sliced-pinned"},
-     {"STRATA_COMPLEMENT_PIN_GIB": "0.002"}),
+PLACES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("arena", "arena", {}),
+    ("mmap", "mmap", {}),
+    ("path 1", "sliced-pinned", {"STRATA_COMPLEMENT_PIN_GIB": "all"}),
+    ("path 2", "sliced-pinned", {"STRATA_TEST_COMPLEMENT_REFUSE": "1"}),
+    ("path 2, partly", "sliced-pinned", {"STRATA_COMPLEMENT_PIN_GIB": "0.002"}),
+    ("path 3", "sliced-pinned", {"STRATA_COMPLEMENT_PIN_GIB": "0"}),
+    ("pinned prefix", "arena",
+     {"STRATA_PARTIAL_PIN": "1", "STRATA_PARTIAL_PIN_GIB": "0.002"}),
 )  # fmt: skip
-"""Name, options and variables; "half" stands for half the experts of the model."""
+"""Where experts that no device holds lie: a name, the source, the variables."""
+
+CACHES = ("0", "1", "half", "auto")
+
+
+def ways(*, all_caches: bool, devices: int) -> list[tuple[str, Way, Mapping[str, str]]]:
+    """Name, options and variables of every way; "half" stands for half the model's experts.
+
+    With more than one device the others get two experts each as helpers.
+    """
+    found: list[tuple[str, Way, Mapping[str, str]]] = []
+    helpers = {f"expert_cache_device{n}": "2" for n in range(1, devices)}
+    for cache in CACHES:
+        for place, source, variables in PLACES:
+            if not all_caches and cache != "half" and place != "arena":
+                continue
+            options = {"expert_cache": cache, "source": source, **helpers}
+            name = f"{place}, cache {cache}" + (f", {devices} devices" if helpers else "")
+            found.append((name, options, variables))
+    return found
 
 
 def run(model: Path, options: Way, prompts: Mapping[str, tuple[int, ...]]) -> Iterator[Any]:
@@ -91,10 +105,11 @@ def check(model: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
         prompts["sampled"] = prompts["sampled"][:12]
     expected = {n: (a, b) for n, a, b, _ in run(model, {"backend": "cpu"}, prompts)}
     lines = []
-    for name, options, variables in WAYS:
+    more = {"sim_devices": asked.devices} if asked.backend == "sim" else {}
+    for name, options, variables in ways(all_caches=asked.matrix, devices=asked.devices):
         if asked.only and asked.only not in name:
             continue
-        given = {**options, "backend": asked.backend}
+        given = {**options, **more, "backend": asked.backend}
         if given["expert_cache"] == "half":
             given["expert_cache"] = str(experts_of(model) // 2)
         os.environ.update(variables)
@@ -126,7 +141,7 @@ def check(model: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
         )
         line = lines[-1]
         verdict = "equal" if line["equal"] else f"DIFFERS {same} {error[:300]}"
-        print(f"{model.name:18} {name:28} {line['hash']:16} {verdict} {line['served']}", flush=True)
+        print(f"{model.name:18} {name:38} {line['hash']:16} {verdict} {line['served']}", flush=True)
     return lines
 
 
@@ -136,6 +151,8 @@ def main() -> int:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--matrix", action="store_true", help="every cache size at every place")
+    parser.add_argument("--devices", type=int, default=1, help="the others are helpers")
     parser.add_argument("--only")
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--json", type=Path)
