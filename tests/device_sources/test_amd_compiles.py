@@ -43,6 +43,6 @@ def test_a_sample_of_the_kernels_compiles(compiler, record_property):
 @pytest.mark.parametrize(
     "code", [b"", b"\x7fELF\x01\x01" + bytes(80), b"\x7fELF\x02\x01" + bytes(80)]
 )
-def test_what_is_no_code_object(begin):
+def test_what_is_no_code_object(code):
     with pytest.raises(ValueError, match=r"no 64-bit ELF file|no metadata note"):
-        usages(begin + bytes(80))
+        usages(code)
