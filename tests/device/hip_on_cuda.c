@@ -55,12 +55,16 @@ static P symbol(int which, const char *name) {
     return real_ arguments;                                     \
   }
 
+/* A version that knows the architecture told below; CUDA counts otherwise. */
+EXPORT int hipRuntimeGetVersion(int *version) {
+  *version = 60342134;
+  return 0;
+}
+
 FORWARD(hipGetDeviceCount, (int *n), 0, "cudaGetDeviceCount", (int *), (n))
-FORWARD(hipRuntimeGetVersion, (int *v), 0, "cudaRuntimeGetVersion", (int *), (v))
 FORWARD(hipSetDevice, (int d), 0, "cudaSetDevice", (int), (d))
 FORWARD(hipDeviceSynchronize, (void), 0, "cudaDeviceSynchronize", (void), ())
 FORWARD(hipGetLastError, (void), 0, "cudaGetLastError", (void), ())
-FORWARD(hipRuntimeGetVersion, (int *v), 0, "cudaRuntimeGetVersion", (int *), (v))
 FORWARD(hipMemGetInfo, (size_t *a, size_t *b), 0, "cudaMemGetInfo", (size_t *, size_t *), (a, b))
 FORWARD(hipMalloc, (P *p, size_t n), 0, "cudaMalloc", (P *, size_t), (p, n))
 FORWARD(hipFree, (P p), 0, "cudaFree", (P), (p))
