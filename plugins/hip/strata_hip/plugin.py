@@ -13,6 +13,7 @@ from strata_core.interfaces import (
     Backend,
     BackendContext,
     BackendRecord,
+    Capabilities,
 )
 from strata_hip.probe import probe_allocator, probe_backend
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 API = (1, 0)
 """The interface version that this distribution is written for."""
+
+EXACT = Capabilities(kv_types=("fp16", "fp32", "int8"), exact=True)
+"""What core's device kernels can do: every weight type, with the CPU's bits."""
 
 
 def _devices(_machine: Machine, _options: Mapping[str, Any]) -> Sequence[Device]:
@@ -40,7 +44,8 @@ def _build_backend(context: BackendContext) -> Backend:
 
     binding = load_binding()
     cache = open_cache(context.options, context.degrade)
-    return DeviceBackend(HipRuntime(binding, Compiler(binding, cache)), context)
+    runtime = HipRuntime(binding, Compiler(binding, cache))
+    return DeviceBackend(runtime, context, capabilities=EXACT)
 
 
 def _build_allocator(context: AllocatorContext) -> Allocator:
@@ -59,6 +64,7 @@ def strata_backends() -> list[BackendRecord]:
             api=API,
             probe=probe_backend,
             build=_build_backend,
+            capabilities=EXACT,
             devices=_devices,
         )
     ]

@@ -94,6 +94,8 @@ def test_a_machine_that_can_be_served(record):
 def test_the_records():
     (backend,), (allocator,) = plugin.strata_backends(), plugin.strata_allocators()
     assert (backend.name, allocator.name, allocator.serves) == ("hip", "hip-pinned", ("hip",))
+    assert backend.capabilities.exact
+    assert backend.capabilities.kv_types[0] == "fp16"
 
 
 def test_without_the_binding_the_backend_says_so(monkeypatch):
