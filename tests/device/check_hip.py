@@ -130,15 +130,11 @@ def speed(model: str, *arguments: str) -> int:
             command = [sys.executable, __file__, "strata", "bench", model, "--json"]
             command += ["--backend", backend, *arguments]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            found.append(median_of(json.loads(done.stdout)["decode_tok_s"]))
+            found.append(json.loads(done.stdout)["decode_tok_s"])
             print(f"{backend}: {found[-1]:.2f} tok/s decode", flush=True)
     cuda, hip = (statistics.median(found) for found in rates.values())
     print(f"decode: cuda {cuda:.2f}, hip {hip:.2f} tok/s, ratio {hip / cuda:.3f}")
     return 0 if hip > 0.95 * cuda else 1
-
-
-def median_of(value) -> float:
-    return float(value["median"] if isinstance(value, dict) else value)
 
 
 def strata(*arguments: str) -> int:
