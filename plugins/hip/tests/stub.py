@@ -24,9 +24,18 @@ def compiler() -> str | None:
     return shutil.which("gcc") or shutil.which("cc")
 
 
-def build(folder: Path, *options: str) -> Path:
-    """ROCM_PATH for a library of that kind: folder/lib/libamdhip64.so, and hiprtc beside it."""
-    library = folder / "lib" / "libamdhip64.so"
+def library_of(rocm: Path) -> Path:
+    """The library of a ROCM_PATH: HIP's, else the one under a name of its own."""
+    (found,) = (f for f in (rocm / "lib").glob("*.so") if f.name != "libhiprtc.so")
+    return found
+
+
+def build(folder: Path, *options: str, name: str = "libamdhip64.so") -> Path:
+    """ROCM_PATH for a library of that kind, and hiprtc beside it.
+
+    Another name keeps it apart: the plugin refuses two libraries of HIP's name in a process.
+    """
+    library = folder / "lib" / name
     library.parent.mkdir(parents=True, exist_ok=True)
     command = [compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Werror", *options]
     subprocess.run([*command, "-o", str(library), str(SOURCE)], check=True, timeout=60)
@@ -38,7 +47,7 @@ class Control:
     """What a test steers the stub with."""
 
     def __init__(self, rocm: Path) -> None:
-        self.library = ctypes.CDLL(str(rocm / "lib" / "libamdhip64.so"))
+        self.library = ctypes.CDLL(str(library_of(rocm)))
         self.library.stub_failed.restype = ctypes.c_char_p
         self.library.stub_calls.restype = ctypes.c_long
 
@@ -191,8 +200,8 @@ def _function(rocm: Path, name: str, outs: tuple, ins: tuple, status: type):
 
     def call(*args):
         try:
-            library = ctypes.CDLL(str(rocm / "lib" / "libamdhip64.so"))
-        except OSError as error:
+            library = ctypes.CDLL(str(library_of(rocm)))
+        except (OSError, ValueError) as error:
             raise RuntimeError(f"failed to dlopen 'libamdhip64.so': {error}") from None
         try:
             real = library[symbol]

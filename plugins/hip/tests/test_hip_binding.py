@@ -21,6 +21,8 @@ from strata_hip.binding import Binding, load_binding, opened_library
 from strata_hip.probe import ask_devices
 from strata_hip.runtime import HipRuntime, describe_all
 
+OWN = "libstub.so"
+
 needs_compiler = pytest.mark.skipif(stub.compiler() is None, reason="there is no C compiler")
 
 
@@ -38,7 +40,7 @@ def older(monkeypatch, rocm):
 
 @needs_compiler
 def test_the_older_layout_is_found(monkeypatch, tmp_path):
-    older(monkeypatch, stub.build(tmp_path))
+    older(monkeypatch, stub.build(tmp_path, name=OWN))
     found = load_binding()
     assert (found.package, found.fills_properties) == ("hip", True)
     assert [d["architecture"] for d in ask_devices()["devices"]] == ["gfx1030", "gfx90a"]
@@ -54,7 +56,7 @@ def test_no_library(monkeypatch, tmp_path):
 
 @needs_compiler
 def test_a_library_older_than_the_binding(monkeypatch, tmp_path):
-    older(monkeypatch, stub.build(tmp_path, "-DOLD_LIBRARY"))
+    older(monkeypatch, stub.build(tmp_path, "-DOLD_LIBRARY", name=OWN))
     said = ask_devices()
     assert said["error"].startswith(
         "describe HIP0 failed: the HIP library lacks hipGetDevicePropertiesR0600"
@@ -64,7 +66,7 @@ def test_a_library_older_than_the_binding(monkeypatch, tmp_path):
 
 @needs_compiler
 def test_a_verb_that_the_library_lacks(monkeypatch, tmp_path):
-    older(monkeypatch, stub.build(tmp_path, "-DWITHOUT_GRAPHS"))
+    older(monkeypatch, stub.build(tmp_path, "-DWITHOUT_GRAPHS", name=OWN))
     found = load_binding()
     with pytest.raises(DeviceError, match="lacks hipGraphLaunch"):
         found.call("launch a graph", found.hip.hipGraphLaunch, 1, 2)
@@ -72,7 +74,7 @@ def test_a_verb_that_the_library_lacks(monkeypatch, tmp_path):
 
 @needs_compiler
 def test_no_device(monkeypatch, tmp_path):
-    rocm = stub.build(tmp_path)
+    rocm = stub.build(tmp_path, name=OWN)
     older(monkeypatch, rocm)
     stub.Control(rocm).fail(1, 100, "hipGetDeviceCount")
     assert ask_devices()["error"] == (
