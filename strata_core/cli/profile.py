@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
 
 from strata_core.cli.command import Invocation, command, model_argument
 from strata_core.cli.loading import chosen, facts, loaded, notes
-from strata_core.cli.numbers import whole
 from strata_core.cli.prompt import read_text
+from strata_core.cli.windows import run_text, text_options
 from strata_core.errors import UsageError
 from strata_core.setting_table import LOADING
-
-DEFAULT_CONTEXT = 512
 
 
 @command(
     "profile",
     [
         model_argument(),
-        click.Option(
-            ["--text", "text_file"],
-            required=True,
-            metavar="FILE",
-            help="The text, in UTF-8; - for stdin.",
-        ),
+        *text_options(),
         click.Option(
             ["-o", "--out", "out"],
             required=True,
             metavar="OUT",
             help="The file to write the profile to.",
-        ),
-        click.Option(
-            ["--context"],
-            type=whole(2),
-            default=DEFAULT_CONTEXT,
-            metavar="N",
-            help=f"Tokens in a window. Default: {DEFAULT_CONTEXT}.",
         ),
     ],
     LOADING,
@@ -60,26 +45,12 @@ def command_object(
     console = invocation.console
     with loaded(invocation, model) as running:
         running.profile()  # where nobody counts, the text need not be read first
-        if running.tokenizer is None:
-            raise UsageError(
-                f"{model} has no tokenizer",
-                "a text must be turned into token ids first",
-                "use a model that comes with its tokenizer",
-            )
-        ids = running.tokenizer.encode(text)
-        progress = console.progress()
-        progress.begin("profile", 0, "windows")
-        started = time.perf_counter()
-        try:
-            result = running.perplexity(ids, context, on_window=progress.reach)
-        finally:
-            progress.close()
-        took = time.perf_counter() - started
+        run = run_text(console, running, model, text, context, "profile")
         profile = running.profile()
         write_profile(profile, Path(out))
         asked = sum(1 for row in profile.counts.values() for n in row if n)
         there = sum(map(len, profile.counts.values()))
-        tokens = result.windows * context if result.left_out else len(ids)
+        tokens = run.tokens - run.result.left_out
         console.line(
             f"{out}: {profile.picks} picks over {tokens} tokens; {asked} of {there} experts were "
             "asked for"
@@ -93,9 +64,9 @@ def command_object(
                 "experts": there,
                 "experts_asked_for": asked,
                 **facts(running),
-                "timings": {"load_s": running.timings["load_s"], "total_s": took},
+                "timings": {"load_s": running.timings["load_s"], "total_s": run.seconds},
             }
         )
-        console.note(f"{tokens / took:.1f} tokens/s; {chosen(running.selections)}")
+        console.note(f"{tokens / run.seconds:.1f} tokens/s; {chosen(running.selections)}")
         for line in notes(running):
             console.note(line)

@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from strata_core.config import Settings
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import AllocatorRecord, BackendRecord
+from strata_core.kernels.device.options import used_devices
 from strata_core.machine import Machine
 from strata_core.memory.rules import PinSettings
 from strata_core.plan.devices import Accelerator
-from strata_core.runtime import Device
 from strata_core.setting_device import MOST_HELPERS
 from strata_core.setting_table import SETTINGS
 
 _SIMULATED = "sim"
-
-
-def used_devices(settings: Settings, there: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices to use: the first computes, the others help. Raises UsageError."""
-    if not there:
-        raise UsageError(
-            "the backend has no device",
-            "it lists none on this machine",
-            "`strata plugins` shows what was found; choose another backend with --backend",
-        )
-    by_index = {device.index: device for device in there}
-    chosen = tuple(by_index) if settings.device is None else settings.device
-    for index in chosen:
-        if index not in by_index:
-            known = ", ".join(f"{device.index} ({device.label})" for device in there)
-            raise UsageError(
-                f"--device {index}: there is no such device",
-                f"there are {known}",
-                "give indices of those, separated by commas",
-            )
-    used = tuple(by_index[index] for index in chosen)
-    if settings.device is not None and len(used) > MOST_HELPERS + 1:
-        raise UsageError(
-            f"--device names {len(used)} devices, and {MOST_HELPERS + 1} can be used",
-            f"one computes the model, and there are at most {MOST_HELPERS} helpers",
-            f"name at most {MOST_HELPERS + 1}",
-        )
-    for number in range(1, MOST_HELPERS + 1):
-        asked = settings.options()[f"expert_cache_device{number}"]
-        if asked not in (0, None) and number >= len(used):
-            raise UsageError(
-                f"--expert-cache-device{number} {asked} has no device to be on",
-                f"helper {number} would be device number {number + 1} of those that are used: "
-                + ", ".join(device.label for device in used),
-                "leave it out, or name more devices with --device",
-            )
-    return used
 
 
 def accelerator(
@@ -62,10 +23,10 @@ def accelerator(
         return None
     options = settings.options()
     PinSettings.of(options)  # a plan refuses what a start would
-    used = used_devices(settings, backend.devices(machine, options))
+    used = used_devices(options, backend.devices(machine, options))
     helpers = tuple(options[f"expert_cache_device{i}"] for i in range(1, MOST_HELPERS + 1))
     return Accelerator(
-        devices=used[: MOST_HELPERS + 1],
+        devices=used,
         budget=_bytes(settings.vram_budget),
         reserve=None if settings.vram_reserve_mib is None else settings.vram_reserve_mib << 20,
         cache=_count(settings.expert_cache),

@@ -7,13 +7,13 @@ layers are read in while later ones are still being made ready.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strata_core.checkpoint.positioned import Reader
 from strata_core.checkpoint.scales import check_scales
 from strata_core.errors import StrataError
 from strata_core.interfaces import (
@@ -21,7 +21,6 @@ from strata_core.interfaces import (
     BlobLayout,
     Expert,
     ExpertFiles,
-    Piece,
     Progress,
     Region,
     Source,
@@ -73,8 +72,9 @@ class Arena:
     def _fill(self, total: int, progress: Progress) -> None:
         progress.start("reading experts", total)
         try:
-            with ThreadPoolExecutor(READERS, "strata-arena") as pool:
-                jobs = [pool.submit(self._fill_layer, i, progress) for i in self._experts.layouts]
+            with Reader() as reader, ThreadPoolExecutor(READERS, "strata-arena") as pool:
+                layers = self._experts.layouts
+                jobs = [pool.submit(self._fill_layer, i, reader, progress) for i in layers]
                 try:
                     for job in jobs:
                         job.result()
@@ -84,7 +84,7 @@ class Arena:
         finally:
             progress.done()
 
-    def _fill_layer(self, layer: int, progress: Progress) -> None:
+    def _fill_layer(self, layer: int, reader: Reader, progress: Progress) -> None:
         layout = self._experts.layouts[layer]
         for index in range(self._experts.count):
             expert = Expert(layer, index)
@@ -92,7 +92,7 @@ class Arena:
                 continue
             self._memory.wait(self._starts[expert], layout.nbytes)
             target = bytes_at(self._address(expert), layout.nbytes).data
-            self._read(expert, target)
+            self._read(expert, reader, target)
             if self._check is not None:
                 self._check.check(expert, target)
             for part in layout.parts:
@@ -100,10 +100,10 @@ class Arena:
                 check_scales(part.type, stored, str(expert))
             progress.advance(layout.nbytes)
 
-    def _read(self, expert: Expert, target: memoryview) -> None:
+    def _read(self, expert: Expert, reader: Reader, target: memoryview) -> None:
         parts = self._experts.layouts[expert.layer].parts
         for part, piece in zip(parts, self._experts.pieces(expert), strict=True):
-            read_piece(piece, target[part.offset : part.offset + part.nbytes], expert)
+            reader.read(piece, target[part.offset : part.offset + part.nbytes], str(expert))
 
     def _address(self, expert: Expert) -> int:
         if self._memory is None:
@@ -175,25 +175,6 @@ def _starts(
 def stride(layout: BlobLayout) -> int:
     """Bytes from one blob's start to the next one's."""
     return -(-layout.nbytes // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
-
-
-def read_piece(piece: Piece, target: memoryview, expert: Expert) -> None:
-    """Read a piece of a file into `target`; a StrataError names expert and file where it fails."""
-    try:
-        with piece.file.open("rb", buffering=0) as file:
-            done = 0
-            while done < piece.nbytes:
-                file.seek(piece.offset + done)
-                got = file.readinto(target[done:])
-                if not got:
-                    raise OSError(f"the file ends at byte {os.fstat(file.fileno()).st_size}")
-                done += got
-    except OSError as error:
-        raise StrataError(
-            f"cannot read {expert} from {piece.file}",
-            f"bytes {piece.offset} to {piece.offset + piece.nbytes}: {error}",
-            "check that the file is complete and was not changed while it was in use",
-        ) from error
 
 
 def build(context: SourceContext) -> Source:

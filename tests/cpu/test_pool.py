@@ -1,6 +1,8 @@
 """The pool: every unit once, phases in order, sleeping and waking, many rounds in a row."""
 
 import ctypes
+import subprocess
+import sys
 import threading
 import time
 
@@ -189,3 +191,38 @@ def test_workers_end_with_close(compiler):
     assert threading.active_count() == before + 3
     pool.close()
     assert threading.active_count() == before
+
+
+HAMMER = """
+import sys
+from pathlib import Path
+import numpy as np
+from strata_core.kernels.cpu.jit import Compiler
+from strata_core.kernels.cpu.library import Library, Step
+from strata_core.kernels.cpu.pool import Phase, Pool, Schedule, StepCall
+from strata_core.kernels.cpu.target import host_target
+
+compiler = Compiler(host_target(), Path(sys.argv[1]), print)
+pool, x = Pool(compiler, 5), np.ones(64, np.float32)
+args, units = np.array([x.ctypes.data] * 3 + [8], np.int64), np.array([1], np.int64)
+library = Library(compiler)
+call = StepCall(library.address(Step("add")), args.ctypes.data, units.ctypes.data)
+for turn in range(5000):
+    schedule = Schedule.of([Phase((call,)), Phase((call,), unless=units.ctypes.data)])
+    pool.run(schedule)
+    schedule.words[:] = schedule.steps[:] = 0x7FFFFFFFFFFF0001
+pool.close()
+print("done", len(set(x[:8].tolist())))
+"""
+
+
+def test_nobody_looks_at_a_schedule_once_its_round_is_over(cache):
+    """Its memory may be gone by then. A process of its own: a late look would end it."""
+    done = subprocess.run(
+        [sys.executable, "-c", HAMMER, str(cache)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "done 1\n"), done.stderr[-2000:]

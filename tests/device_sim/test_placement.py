@@ -144,9 +144,9 @@ def test_a_full_device_is_a_degradation(lab, tiny_file, tools):
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"device": (1, 7)}, "--device names 7"),
-        ({"device": (2,), "expert_cache_device1": 3}, "--expert-cache-device1 has no device"),
-        ({"expert_cache_device3": 3}, "--expert-cache-device3 has no device"),
+        ({"device": (1, 7)}, "--device 7: there is no such device"),
+        ({"device": (2,), "expert_cache_device1": 3}, "--expert-cache-device1 3 has no device"),
+        ({"expert_cache_device3": 3}, "--expert-cache-device3 3 has no device"),
     ],
 )
 def test_devices_that_are_not_there_are_named(lab, options, what):

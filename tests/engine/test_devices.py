@@ -7,9 +7,9 @@ import pytest
 from strata_core.api import make_plan
 from strata_core.builtin import strata_allocators, strata_backends
 from strata_core.config import resolve
-from strata_core.engine.devices import accelerator, used_devices, without_use
+from strata_core.engine.devices import accelerator, without_use
 from strata_core.errors import UsageError
-from strata_core.kernels.device.options import read_options
+from strata_core.kernels.device.options import read_options, used_devices
 
 CPU, _, SIM = strata_backends()
 SIM_PINNED = next(record for record in strata_allocators() if record.name == "sim-pinned")
@@ -32,7 +32,7 @@ def devices(**flags: object):
     ],
 )
 def test_devices_are_used_in_the_order_that_names_them(asked, labels) -> None:
-    used = used_devices(settings(**asked), devices(sim_devices=3))
+    used = used_devices(settings(**asked).options(), devices(sim_devices=3))
     assert [device.label for device in used] == labels
 
 
@@ -46,19 +46,19 @@ def test_devices_are_used_in_the_order_that_names_them(asked, labels) -> None:
 )
 def test_devices_that_are_not_there_are_refused(asked, what, why) -> None:
     with pytest.raises(UsageError) as caught:
-        used_devices(settings(**asked), devices(sim_devices=2))
+        used_devices(settings(**asked).options(), devices(sim_devices=2))
     assert what in caught.value.what
     assert why in caught.value.why
     with pytest.raises(UsageError, match="no device"):
-        used_devices(settings(), ())
+        used_devices(settings().options(), ())
 
 
 def test_more_devices_than_can_be_used_are_refused_where_they_were_named() -> None:
     five = devices(sim_devices=5)
     with pytest.raises(UsageError, match="names 5 devices, and 4 can be used"):
-        used_devices(settings(device="0,1,2,3,4"), five)
-    assert len(used_devices(settings(device="4,3,2,1"), five)) == 4
-    assert used_devices(settings(), five)[0].label == "SIM0"
+        used_devices(settings(device="0,1,2,3,4").options(), five)
+    assert len(used_devices(settings(device="4,3,2,1").options(), five)) == 4
+    assert used_devices(settings().options(), five)[0].label == "SIM0"
 
 
 def test_a_plan_refuses_a_piece_without_partial_pinning(make_machine) -> None:

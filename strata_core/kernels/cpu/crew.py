@@ -32,9 +32,9 @@ TOGETHER, SIDE_BY_SIDE, LEADER = 0, 1, 2
 
 WORDS = ("round", "phases", "count", "arrived", "base", "threads", "stop", "yield")
 """`round`: rounds begun so far; `phases`, `count`: what this round runs; `arrived`: how often a
-thread has finished a phase, ever; `base`: its value when the round began; `threads`: size of the
-crew, the leader included; `stop`: 1 when it is to end; `yield`: address of the system's function
-that gives the processor away, or 0."""
+thread has finished a phase or a round, ever; `base`: its value when the round began; `threads`:
+size of the crew, the leader included; `stop`: 1 when it is to end; `yield`: address of the system's
+function that gives the processor away, or 0."""
 
 PARKED = len(WORDS)
 """Line of thread 0; each thread has one: a word that says whether it sleeps, one that says that
@@ -168,14 +168,22 @@ def _emit_phases(module: ir.Module, target: Target) -> None:
             _in_order(e, phase)
         e.fetch_add(arrived, 1)
         done.set(done.get() + 1)
-        wanted = base + done.get() * threads
-        looks = e.var(I64, 0)
-        with e.forever() as leave_if:
-            leave_if(e.load_acquire(arrived) >= wanted)
-            _look_again(e, target, crew, looks)
+        _await_all(e, target, crew, base + done.get() * threads)
         number.set(number.get() + 1 + _left_out(e, phase))
+    # whoever began the round may free its schedule at once: not before all have looked at it
+    e.fetch_add(arrived, 1)
+    with e.when(leads.compare("!=", 0)):
+        _await_all(e, target, crew, base + (done.get() + 1) * threads)
     _restore_control_word(e, before)
     e.finish()
+
+
+def _await_all(e: Emit, target: Target, crew: V, wanted: V) -> None:
+    """Wait until `arrived` has come to `wanted`."""
+    looks = e.var(I64, 0)
+    with e.forever() as leave_if:
+        leave_if(e.load_acquire(_word(crew, "arrived")) >= wanted)
+        _look_again(e, target, crew, looks)
 
 
 def _left_out(e: Emit, phase: V) -> V:

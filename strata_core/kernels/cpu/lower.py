@@ -13,9 +13,8 @@ from typing import Literal, cast
 import numpy as np
 from attrs import define, field, frozen
 
-from strata_core.errors import CheckpointError, UsageError
-from strata_core.kernels.cpu.attention import MOST_GROUP, PARTIAL_HEAD
-from strata_core.kernels.cpu.elementwise import MOST_EXPERTS
+from strata_core.errors import CheckpointError
+from strata_core.kernels.cpu.attention import PARTIAL_HEAD
 from strata_core.kernels.cpu.frame import Frame
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.linear import CHUNK, GROUP_FIELDS
@@ -23,6 +22,7 @@ from strata_core.kernels.cpu.pool import Phase, StepCall
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.cpu.workspace import Dense, ExpertLayer, Workspace
 from strata_core.kernels.exact import SPLIT
+from strata_core.kernels.fit import check_experts, check_heads, check_router
 from strata_core.kernels.program import Buffer, Op, Program, Weight
 
 WINDOW = 8
@@ -244,7 +244,7 @@ class Lowering:
         heads, kv_heads = self._int(op, "heads"), self._int(op, "kv_heads")
         dim, window = self._int(op, "head_dim"), self._int(op, "window")
         group = heads // kv_heads
-        self._check_attention(group, dim)
+        check_heads(group, dim, self.work.limits.kv_type, _unsupported)
         cut = self.frame.splits(window, kv_heads)
         out = self._buffer(op, "out")
         token = [self.frame.positions.ctypes.data, self.frame.places.ctypes.data]
@@ -263,19 +263,6 @@ class Lowering:
             args = [self._at(op, "out"), partials, token[0], heads, window, splits]
             self._together("token", Step("merge", (dim,)), args, self.frame.count("token"))
         self._wrote(op, "out")
-
-    def _check_attention(self, group: int, dim: int) -> None:
-        if group > MOST_GROUP or dim % 8:
-            raise _unsupported(
-                f"{group} heads share a KV head and a head has {dim} elements",
-                f"at most {MOST_GROUP} heads and a multiple of 8 elements are possible",
-            )
-        if self.work.limits.kv_type == "int8" and dim % 32:
-            raise UsageError(
-                "--kv int8 cannot be used with this model",
-                f"its heads have {dim} elements, which is not a multiple of 32",
-                "choose --kv fp16",
-            )
 
     def _partials(self, heads: int, dim: int) -> int:
         most = -(-self.work.limits.context // SPLIT) + 1
@@ -307,10 +294,7 @@ class Lowering:
 
     def _route(self, op: Op) -> None:
         logits = self._buffer(op, "logits")
-        if logits.width > MOST_EXPERTS:
-            raise _unsupported(
-                f"a layer has {logits.width} experts", f"at most {MOST_EXPERTS} are possible"
-            )
+        check_router(logits.width, _unsupported)
         args = [self._at(op, n) for n in ("logits", "picks", "weights")]
         sizes = [logits.width, self._int(op, "top_k"), int(bool(op.args["renormalise"]))]
         step = Step("route")
@@ -322,11 +306,7 @@ class Lowering:
         layer = self.experts[self._int(op, "layer")]
         gate, up, down = layer.layout.parts
         types = (gate.type, up.type, down.type)
-        if (gate.type in UNPACK) != (up.type in UNPACK):
-            raise _unsupported(
-                f"experts of layer {op.args['layer']} have gate in {gate.type} and up in {up.type}",
-                "both must be quantised, or both floats",
-            )
+        check_experts(self._int(op, "layer"), layer.layout, _unsupported)
         source = self._input(x, gate.type)
         if self.pausing:
             self._end_phase()

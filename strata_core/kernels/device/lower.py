@@ -12,9 +12,7 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 from attrs import define, field, frozen
 
-from strata_core.errors import CheckpointError, UsageError
-from strata_core.kernels.cpu.attention import MOST_GROUP
-from strata_core.kernels.cpu.elementwise import MOST_EXPERTS
+from strata_core.errors import CheckpointError
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.cpu.workspace import Dense
 from strata_core.kernels.device.exchange import Exchange, word
@@ -22,6 +20,7 @@ from strata_core.kernels.device.layout import STATUS_BYTES
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.table import make_launch
 from strata_core.kernels.device.workspace import Model, buffer_of, weight_of, whole
+from strata_core.kernels.fit import check_experts, check_heads, check_router
 from strata_core.kernels.program import Buffer, Op, Weight
 from strata_core.runtime import Launch
 
@@ -251,8 +250,8 @@ class Lowering:
         out = buffer_of(op, "out")
         heads, kv_heads = whole(op, "heads"), whole(op, "kv_heads")
         dim, window = whole(op, "head_dim"), whole(op, "window")
-        self._check_attention(heads // kv_heads, dim)
         kv_type = self.model.limits.kv_type
+        check_heads(heads // kv_heads, dim, kv_type, unsupported)
         splits = min(self.mode.splits, self.model.splits(window))
         shared = {
             "partials": self._region("partials"),
@@ -275,19 +274,6 @@ class Lowering:
         )
         self._launch("merge", dim, out=self._at(out), heads=heads, **shared)
         self._wrote(out)
-
-    def _check_attention(self, group: int, dim: int) -> None:
-        if group > MOST_GROUP or dim % 8:
-            raise unsupported(
-                f"{group} heads share a KV head and a head has {dim} elements",
-                f"at most {MOST_GROUP} heads and a multiple of 8 elements are possible",
-            )
-        if self.model.limits.kv_type == "int8" and dim % 32:
-            raise UsageError(
-                "--kv int8 cannot be used with this model",
-                f"its heads have {dim} elements, which is not a multiple of 32",
-                "choose --kv fp16",
-            )
 
     def _op_add(self, op: Op) -> None:
         x = buffer_of(op, "x")
@@ -316,10 +302,7 @@ class Lowering:
 
     def _op_route(self, op: Op) -> None:
         logits = buffer_of(op, "logits")
-        if logits.width > MOST_EXPERTS:
-            raise unsupported(
-                f"a layer has {logits.width} experts", f"at most {MOST_EXPERTS} are possible"
-            )
+        check_router(logits.width, unsupported)
         self._launch(
             "route",
             logits=self._at(logits),
@@ -336,11 +319,7 @@ class Lowering:
     def _op_experts(self, op: Op) -> None:
         layer, x, out = whole(op, "layer"), buffer_of(op, "x"), buffer_of(op, "out")
         gate, up, down = self.model.layouts[layer].parts
-        if (gate.type in UNPACK) != (up.type in UNPACK):
-            raise unsupported(
-                f"experts of layer {layer} have gate in {gate.type} and up in {up.type}",
-                "both must be quantised, or both floats",
-            )
+        check_experts(layer, self.model.layouts[layer], unsupported)
         self._assign(op, layer, x, out)
         source = self._input(x, gate.type)
         count = self.mode.tokens * self.model.shape.top_k

@@ -43,21 +43,15 @@ class DeviceOptions:
 
 def read_options(options: Mapping[str, Any], devices: Sequence[Device]) -> DeviceOptions:
     """The options, checked against the devices that there are. Raises UsageError."""
-    chosen = _devices(options.get("device"), devices)
+    chosen = [device.index for device in used_devices(options, devices)]
     mib = options.get("vram_reserve_mib")
     # the default gives way on small devices; a value of one's own is kept to the letter
     reserve = None if mib is None else int(mib) * MIB
-    helpers = chosen[1 : 1 + MOST_HELPERS]
+    helpers = tuple(chosen[1:])
     wishes = []
     for number in range(1, MOST_HELPERS + 1):
         key = f"expert_cache_device{number}"
         wish = Wish(_amount(options.get(key), 0), reserve, "--" + key.replace("_", "-"))
-        if wish.amount != 0 and number > len(helpers):
-            raise UsageError(
-                f"{wish.flag} has no device",
-                f"{len(chosen)} of {len(devices)} devices are used, the first for the model itself",
-                "leave it out, or name more devices with --device",
-            )
         wishes.append(wish)
     budget, share = options.get("vram_budget"), options.get("pcie_frac")
     return DeviceOptions(
@@ -76,21 +70,42 @@ def _amount(value: Any, default: Amount) -> Amount:
     return "auto" if value == "auto" else int(value)
 
 
-def _devices(named: Sequence[int] | None, devices: Sequence[Device]) -> tuple[int, ...]:
-    there = [d.index for d in devices]
+def used_devices(options: Mapping[str, Any], there: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices to use: the first computes, the others help. Raises UsageError.
+
+    `options` are settings by key, `there` the devices that a runtime lists.
+    """
+    named = options.get("device")
     if not there:
         raise UsageError(
-            "there is no device to compute on",
-            "the runtime lists none",
-            "`strata doctor` says what was found; --backend cpu needs none",
+            "the backend has no device",
+            "it lists none on this machine",
+            "`strata plugins` shows what was found; choose another backend with --backend",
         )
-    if not named:
-        return tuple(there)
-    missing = [i for i in named if i not in there]
-    if missing:
+    by_index = {device.index: device for device in there}
+    chosen = tuple(by_index) if not named else tuple(named)
+    for index in chosen:
+        if index not in by_index:
+            known = ", ".join(f"{device.index} ({device.label})" for device in there)
+            raise UsageError(
+                f"--device {index}: there is no such device",
+                f"there are {known}",
+                "give indices of those, separated by commas",
+            )
+    used = tuple(by_index[index] for index in chosen)
+    if named and len(used) > MOST_HELPERS + 1:
         raise UsageError(
-            f"--device names {', '.join(map(str, missing))}, which is not there",
-            f"the devices are {', '.join(map(str, there))}",
-            "name devices that are there",
+            f"--device names {len(used)} devices, and {MOST_HELPERS + 1} can be used",
+            f"one computes the model, and there are at most {MOST_HELPERS} helpers",
+            f"name at most {MOST_HELPERS + 1}",
         )
-    return tuple(named)
+    for number in range(1, MOST_HELPERS + 1):
+        asked = options.get(f"expert_cache_device{number}")
+        if asked not in (0, None) and number >= len(used):
+            raise UsageError(
+                f"--expert-cache-device{number} {asked} has no device to be on",
+                f"helper {number} would be device number {number + 1} of those that are used: "
+                + ", ".join(device.label for device in used),
+                "leave it out, or name more devices with --device",
+            )
+    return used[: MOST_HELPERS + 1]
