@@ -22,11 +22,11 @@ from strata_core.memory.host import HostAllocator
 from strata_core.model.build import build_program
 from strata_core.sources.arena import Arena
 from strata_core.sources.mmap import MappedFile
+from strata_core.testing.conformance.comparing import Logits, same_values
 from strata_core.testing.conformance.memory import Silent
 from strata_core.testing.tiny import tiny_hyper, write_tiny_hub
 
 IDS = (np.arange(20) * 37 % 290 + 3).astype(np.int32)
-Logits = NDArray[np.float32]
 
 
 def window_of(ids: NDArray[np.int32], start: int, slot: int) -> Window:
@@ -130,11 +130,7 @@ class BackendSuite:
         dense: Any = matrices(program, model)
         exact = Interpreter(program, EXACT_KERNELS, dense, model.experts, source, limits)
         want = run_in(exact, len(IDS))
-        assert have.tobytes() == want.tobytes(), (
-            "logits differ from the exact arithmetic: "
-            f"{int((have != want).sum())} of {have.size} values, "
-            f"first at position {int(np.argwhere(have != want)[0][0])}"
-        )
+        same_values(have, want, "logits differ from the exact arithmetic")
 
     @pytest.mark.parametrize("size", [1, 2, 3, 8])
     def test_a_token_does_not_depend_on_its_window(
@@ -145,7 +141,7 @@ class BackendSuite:
         with closing(self.bind(backend, model)) as executor:
             whole = run_in(executor, len(IDS))
             parts = run_in(executor, size)
-        assert whole.tobytes() == parts.tobytes(), f"windows of {size} tokens change bits"
+        same_values(parts, whole, f"windows of {size} tokens change bits")
 
     def test_a_token_does_not_depend_on_its_source(
         self, backend: Backend, model: Checkpoint
@@ -160,7 +156,7 @@ class BackendSuite:
             mapped = run_in(executor, len(IDS))
         arena.close()
         allocator.close()
-        assert copied.tobytes() == mapped.tobytes(), "the arena gives other bits than the file"
+        same_values(copied, mapped, "the arena gives other bits than the file")
 
     def test_sequences_do_not_see_each_other(self, backend: Backend, model: Checkpoint) -> None:
         """Two in one window against each alone."""
@@ -194,7 +190,7 @@ class BackendSuite:
             executor.restore(slot, snapshot)
             again = executor.run(window_of(IDS[7:10], 7, slot)).copy()
             executor.close_sequence(slot)
-        assert first.tobytes() == again.tobytes(), "a restored sequence goes on differently"
+        same_values(again, first, "a restored sequence goes on differently")
 
     def test_experts_are_counted(self, backend: Backend, model: Checkpoint) -> None:
         """As many as were asked for, by lane, with their bytes."""

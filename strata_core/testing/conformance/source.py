@@ -16,6 +16,7 @@ from strata_core.errors import Degradation, StrataError
 from strata_core.interfaces import Expert, Source, SourceContext, StableSource, View
 from strata_core.machine import read_machine
 from strata_core.memory.address import bytes_at
+from strata_core.testing.conformance.comparing import same_bytes
 from strata_core.testing.conformance.memory import Silent, WatchedAllocator
 from strata_core.testing.tiny import tiny_hyper, write_tiny_hub
 
@@ -123,9 +124,9 @@ class SourceSuite:
         blob = self.raw(case.checkpoint, expert)
         layout = case.checkpoint.experts.layouts[expert.layer]
         for part, address in zip(layout.parts, view.parts, strict=True):
-            have = bytes_at(address, part.nbytes).tobytes()
+            have = bytes_at(address, part.nbytes)
             want = blob[part.offset : part.offset + part.nbytes]
-            assert have == want, f"{part.name} of {expert} has wrong bytes {when}"
+            same_bytes(have, want, f"{part.name} of {expert} has wrong bytes {when}")
 
     # views
 
@@ -205,8 +206,8 @@ class SourceSuite:
             buffer = whole[start : start + room]
             pad = case.source.read_into(expert, buffer.data)
             assert 0 <= pad <= room - size, f"pad {pad} of {expert} leaves no room for the blob"
-            have = buffer[pad : pad + size].tobytes()
-            assert have == self.raw(case.checkpoint, expert), f"a copy of {expert} is wrong"
+            have = buffer[pad : pad + size]
+            same_bytes(have, self.raw(case.checkpoint, expert), f"a copy of {expert} is wrong")
             outside = np.concatenate([whole[:start], whole[start + room :]])
             assert (outside == 0xA5).all(), f"a copy of {expert} was written beside its buffer"
 

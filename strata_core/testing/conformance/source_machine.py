@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.interfaces import Expert, View
+from strata_core.testing.conformance.comparing import same_bytes
 
 if TYPE_CHECKING:
     from strata_core.testing.conformance.source import SourceSuite
@@ -71,9 +72,8 @@ class SourceMachine(RuleBasedStateMachine):
         size = self.case.blob_size(expert)
         buffer = bytearray(-(-size // PAGE) * PAGE + PAGE)
         pad = self.case.source.read_into(expert, memoryview(buffer))
-        assert bytes(buffer[pad : pad + size]) == self.suite.raw(self.model, expert), (
-            f"a copy of {expert} is wrong"
-        )
+        have = buffer[pad : pad + size]
+        same_bytes(have, self.suite.raw(self.model, expert), f"a copy of {expert} is wrong")
 
     def teardown(self) -> None:
         """Give everything back."""
