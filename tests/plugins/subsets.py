@@ -5,9 +5,10 @@
     python tests/plugins/subsets.py --offline            # borrow the packages of this environment
     python tests/plugins/subsets.py --part tests         # everything instead of the quick part
 
-Each run has an environment of its own and a copy of the tree without the folder `plugins`, so that a
-plugin is there only where it is installed. `next` is core with a minor interface version more, and
-all plugins, which were written for the one before. Prints one line a run; exit code 1 if one failed.
+Each run has an environment of its own and a copy of the tree without the folder `plugins`, so that
+a plugin is there only where it is installed. `next` is core with a minor interface version more,
+and all plugins, which were written for the one before. Prints one line a run; exit code 1 if one
+failed.
 """
 
 from __future__ import annotations
