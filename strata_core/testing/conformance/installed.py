@@ -58,6 +58,8 @@ def suites(
         methods["raw"] = lambda self, _checkpoint, expert: SourceSuite.raw(self, same, expert)
     if role == "allocator":
         methods["backend"] = lambda _self: _backend_for(found, record.serves, given)
+        # What a trial finds out, over a stand-in perhaps, must not be remembered of this machine.
+        methods["options"] = lambda _self: {"cache_dir": Path.cwd() / "cache", **given}
     made = [type("Installed", (SUITES[role],), methods)]
     if role == "backend" and record.devices is not None:
         more = {"build": lambda _self: record.build(_context(given))}
