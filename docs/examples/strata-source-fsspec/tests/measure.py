@@ -19,10 +19,9 @@ from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
-from strata_source_fsspec.command import mirror
-from strata_source_fsspec.source import build
 from unreliable_server import serving
 
 from strata_core.checkpoint.open import open_checkpoint
@@ -31,6 +30,8 @@ from strata_core.machine import read_machine
 from strata_core.memory.address import bytes_at
 from strata_core.plugins import load_plugins
 from strata_core.testing.conformance.memory import Silent
+from strata_source_fsspec.command import mirror
+from strata_source_fsspec.source import build
 
 CHUNK = 16 << 20
 FAULTS = ("drop", "cut", "spoil", "short", 503, "slow")
