@@ -96,7 +96,7 @@ def checked_policy(allocator: Allocator, part: Selection) -> StartPolicy:
     raise PluginError(
         f"allocator {part.name!r} cannot be used",
         f"its start_policy is a {type(policy).__name__}, not a StartPolicy",
-        f"tell the authors of {part.distribution} {part.version}, or choose another with --allocator",
+        f"tell {part.distribution} {part.version}'s authors, or choose another with --allocator",
     )
 
 
