@@ -61,9 +61,10 @@ def hiprtc() -> tuple[str, Compile]:
         version = ".".join(map(str, compiler.version()))
     except StrataError as error:
         raise Missing(" ".join(str(error).split())) from error
-    return f"HIP {version} through {binding.package}", lambda key, arch: compiler.compiled(
-        key, arch
-    )[0]
+    return (
+        f"HIP {version} through {binding.package}",
+        lambda key, arch: compiler.obtain(key, arch).code,
+    )
 
 
 def clang() -> tuple[str, Compile]:

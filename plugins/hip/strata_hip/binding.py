@@ -24,7 +24,6 @@ OUT_OF_MEMORY, OPERATING_SYSTEM, NOT_SUPPORTED = 2, 304, 801
 """hipErrorOutOfMemory, hipErrorOperatingSystem, hipErrorNotSupported."""
 
 MATCHING = "install hip-python in ROCm's own version, or a newer ROCm"
-REPORT = "this is an error in the engine; please report it"
 
 NO_LIBRARY_HINT = (
     "install ROCm; where it is not in /opt/rocm, set ROCM_PATH to its folder: the binding opens "

@@ -18,6 +18,7 @@ import stub
 from strata_core.errors import DeviceError
 from strata_hip import binding as hip_binding
 from strata_hip.binding import Binding, load_binding, opened_library
+from strata_hip.compiler import Compiler
 from strata_hip.probe import ask_devices
 from strata_hip.runtime import HipRuntime, describe_all
 
@@ -146,7 +147,7 @@ def test_all_verbs_through_the_real_hip_python(tmp_path):
 
 
 def test_the_records_open_nothing():
-    """Building a runtime opens no library."""
-    made = HipRuntime(Binding(ModuleType("hip"), ModuleType("hiprtc"), "hip"), None)
-    made.close()
+    """Building a runtime opens no library: these modules have no function that could."""
+    empty = Binding(ModuleType("hip"), ModuleType("hiprtc"), "hip")
+    HipRuntime(empty, Compiler(empty)).close()
     assert describe_all.__module__ == "strata_hip.runtime"

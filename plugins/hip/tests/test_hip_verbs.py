@@ -307,14 +307,15 @@ def test_code_is_compiled_once_and_then_read(control, binding, tmp_path):
     cache = CodeCache(tmp_path, print)
     for calls in (8, 1):
         control.fail()
-        assert Compiler(binding, cache).compiled(ADD, "gfx1030") == (b"code\0", "add_rows")
+        made = Compiler(binding, cache).obtain(ADD, "gfx1030")
+        assert (made.code, made.entry) == (b"code\0", "add_rows")
         assert control.calls <= calls
 
 
 def test_a_source_that_is_rejected(control, binding):
     control.fail(1, 5, "hiprtcCompileProgram")
     with pytest.raises(DeviceError) as caught:
-        Compiler(binding, CodeCache(None, print)).compiled(ADD, "gfx1030")
+        Compiler(binding, CodeCache(None, print)).obtain(ADD, "gfx1030")
     assert caught.value.what == "compile strata_add.cu for gfx1030 failed"
     assert caught.value.why == "no such arm"
 
@@ -333,8 +334,8 @@ def test_an_unknown_architecture_never_reaches_the_compiler(control, binding, na
     control.fail()
     compiler = Compiler(binding, CodeCache(None, print))
     if not why:
-        assert compiler.compiled(ADD, name)[0]
+        assert compiler.obtain(ADD, name).code
         return
     with pytest.raises(DeviceError, match=why):
-        compiler.compiled(ADD, name)
+        compiler.obtain(ADD, name)
     assert control.calls <= 1
