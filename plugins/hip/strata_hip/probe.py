@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from strata_core.errors import StrataError
 from strata_core.interfaces import Probe, Unusable, Usable
 from strata_hip.architectures import FAMILIES, serves
+from strata_hip.binding import NO_DEVICE_HINT
 from strata_hip.kernel_driver import can_open, list_gpus
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def _devices(machine: Machine) -> Probe:
         return Unusable("the recorded facts do not say what the HIP runtime answers", _NOT_RECORDED)
     if found["error"]:
         return Unusable(found["error"], found["hint"])
+    if not found["devices"]:
+        return Unusable("the HIP runtime is there, but counts 0 devices", NO_DEVICE_HINT)
     served = [d for d in found["devices"] if serves(d["architecture"])]
     if not served:
         names = ", ".join(f"{d['name']} ({d['architecture']})" for d in found["devices"])

@@ -17,9 +17,9 @@ from strata_hip.binding import (
     answer_of,
     first_of,
     judged,
-    opened_library,
 )
 from strata_hip.compiler import Compiler
+from strata_hip.library import check_library, opened_library
 
 PORTABLE_AND_MAPPED = 3
 """hipHostMallocPortable | hipHostMallocMapped, and the same of hipHostRegister."""
@@ -144,9 +144,13 @@ class _Driver:
 
 
 def describe_all(binding: Binding) -> tuple[Device, ...]:
-    """Every device of the runtime; no context is opened. Raises DeviceError."""
+    """Every device of the runtime; no context is opened. Raises DeviceError.
+
+    It is the first thing that is asked, so that here a library that will not do is refused.
+    """
     hip = binding.hip
     count = binding.call("count devices", hip.hipGetDeviceCount)
+    check_library()
     found = []
     for index in range(count):
         facts = _properties(binding, index)

@@ -60,6 +60,11 @@ CASES = [
      "the recorded facts do not say what the HIP runtime answers", "strata-hip installed"),
     ({"adapters": None}, {**READY, **says(error="count devices failed: no HIP library", hint="x")},
      "count devices failed: no HIP library", "x"),
+    ({"adapters": CARD}, {**READY, **says()},
+     "the HIP runtime is there, but counts 0 devices", "HIP_VISIBLE_DEVICES"),
+    ({"adapters": CARD},
+     {**READY, **says(error="the HIP library lacks hipGraphLaunch: it is old", hint="newer ROCm")},
+     "the HIP library lacks hipGraphLaunch: it is old", "newer ROCm"),
     ({"adapters": ()}, {**READY, **says(("Radeon VII", "gfx900"))},
      "there are no kernels for Radeon VII (gfx900)", "gfx11xx"),
 ]  # fmt: skip
