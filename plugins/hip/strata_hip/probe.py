@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strata_core.errors import StrataError
 from strata_core.interfaces import Probe, Unusable, Usable
+from strata_core.runtime import Device
 from strata_hip.architectures import FAMILIES, serves
 from strata_hip.binding import NO_DEVICE_HINT
 from strata_hip.kernel_driver import can_open, list_gpus
@@ -69,7 +71,7 @@ def _devices(machine: Machine) -> Probe:
 
 
 def ask_devices() -> dict[str, Any]:
-    """What the runtime says: `devices` (name, architecture), or `error` with a `hint`."""
+    """What the runtime says: `devices` as JSON data, or `error` with a `hint`."""
     from strata_hip.binding import load_binding
     from strata_hip.runtime import describe_all
 
@@ -78,8 +80,28 @@ def ask_devices() -> dict[str, Any]:
     except StrataError as error:
         why = " ".join((error.why or error.what).split())
         return {"error": f"{error.what}: {why}", "hint": error.remedy, "devices": []}
-    named = [{"name": d.name, "architecture": d.architecture} for d in devices]
+    fields = ("name", "architecture", "total", "units", "warp")
+    named = [{name: getattr(d, name) for name in fields} for d in devices]
     return {"error": "", "hint": "", "devices": named}
+
+
+def planned_devices(machine: Machine, _options: Mapping[str, Any]) -> Sequence[Device]:
+    """The devices as the runtime lists them, for planning; none where it does not answer."""
+    found = machine.observe("hip:devices", ask_devices)
+    if found is None:
+        return ()
+    return [
+        Device(
+            index=index,
+            label=f"HIP{index}",
+            name=device["name"],
+            architecture=device["architecture"],
+            total=device.get("total", 0),
+            units=device.get("units", 0),
+            warp=device.get("warp", 0),
+        )
+        for index, device in enumerate(found["devices"])
+    ]
 
 
 def _platform(machine: Machine) -> Unusable | None:

@@ -96,6 +96,18 @@ def test_a_machine_that_can_be_served(record):
     assert probe.probe_allocator(bare) == probe.probe_backend(bare)
 
 
+def test_devices_for_planning_are_the_recorded_ones(record):
+    (backend,) = plugin.strata_backends()
+    told = {"name": "Instinct MI300X", "architecture": "gfx942"}
+    more = {"total": 192 << 30, "units": 304, "warp": 64}
+    answer = {"error": "", "hint": "", "devices": [told, {**told, **more}]}
+    first, second = backend.devices(record({**READY, "hip:devices": answer}), {})
+    assert (first.label, first.architecture, first.total) == ("HIP0", "gfx942", 0)
+    assert (second.index, second.total, second.units, second.warp) == (1, 192 << 30, 304, 64)
+    assert backend.devices(record({**READY, **says(error="no library")}), {}) == []
+    assert backend.devices(record(READY), {}) == ()
+
+
 def test_the_records():
     (backend,), (allocator,) = plugin.strata_backends(), plugin.strata_allocators()
     assert (backend.name, allocator.name, allocator.serves) == ("hip", "hip-pinned", ("hip",))
