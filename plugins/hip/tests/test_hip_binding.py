@@ -25,6 +25,7 @@ from strata_hip.probe import ask_devices
 from strata_hip.runtime import HipRuntime, describe_all
 
 OWN = "libstub.so"
+ON_CUDA = Path(__file__).parents[3] / "tests" / "device" / "hip_on_cuda.c"
 DEBIANS = Path("/usr/lib/x86_64-linux-gnu/libamdhip64.so")
 
 needs_compiler = pytest.mark.skipif(stub.compiler() is None, reason="there is no C compiler")
@@ -90,10 +91,9 @@ def test_a_verb_that_the_library_lacks(monkeypatch, tmp_path):
         found.call("launch a graph", found.hip.hipGraphLaunch, 1, 2)
 
 
-@pytest.mark.skipif(not DEBIANS.exists(), reason="Debian's libamdhip64-dev is not installed")
-def test_what_hip_5_2_lacks():
-    """In a process of its own: two libraries of HIP's name in one are refused."""
-    code = f"from strata_hip.library import lacking; print(*lacking({str(DEBIANS)!r}))"
+def lacking_of(path):
+    """What a library lacks, in a process of its own: two of HIP's name in one are refused."""
+    code = f"from strata_hip.library import lacking; print(*lacking({str(path)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -102,7 +102,22 @@ def test_what_hip_5_2_lacks():
         timeout=60,
         check=True,
     )
-    assert done.stdout == "hipGetDevicePropertiesR0600\n"
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(not DEBIANS.exists(), reason="Debian's libamdhip64-dev is not installed")
+def test_what_hip_5_2_lacks():
+    assert lacking_of(DEBIANS) == ["hipGetDevicePropertiesR0600"]
+
+
+@needs_compiler
+@pytest.mark.skipif(not ON_CUDA.exists(), reason="not in a checkout of the repository")
+def test_the_library_over_another_vendors_driver_lacks_nothing(tmp_path):
+    """It opens that driver's libraries when it is called, so that it builds anywhere."""
+    built = tmp_path / "libamdhip64.so"
+    command = [stub.compiler(), "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(built)]
+    subprocess.run([*command, str(ON_CUDA), "-ldl"], check=True, timeout=60)
+    assert lacking_of(built) == []
 
 
 def test_every_function_that_is_called_is_looked_for():
