@@ -108,7 +108,10 @@ def _platform(machine: Machine) -> Unusable | None:
     if (machine.os, machine.architecture) == ("linux", "x86_64"):
         return None
     where = f"{machine.os} on {machine.architecture}"
-    return Unusable(f"there is no hip-python package for {where}, only for linux on x86_64")
+    return Unusable(
+        f"there is no hip-python package for {where}, only for linux on x86_64",
+        "start Linux on a processor of that kind, or choose another backend",
+    )
 
 
 def _adapter(machine: Machine) -> Unusable | None:
@@ -117,7 +120,10 @@ def _adapter(machine: Machine) -> Unusable | None:
     if any(adapter.vendor == VENDOR for adapter in machine.adapters):
         return None
     if machine.wsl:
-        return Unusable("AMD graphics cards under WSL are not supported")
+        return Unusable(
+            "AMD graphics cards under WSL are not supported",
+            "start Linux itself, or choose another backend",
+        )
     return Unusable(
         "no AMD graphics adapter on PCI",
         "in a virtual machine or container, pass the adapter through",

@@ -30,12 +30,12 @@ READY = {**OPEN, **RUNTIME, **BOUND}
 CASES = [
     # facts, observed -> reason, words of the hint
     ({"os": "windows"}, {},
-     "there is no hip-python package for windows on x86_64, only for linux on x86_64", ""),
+     "there is no hip-python package for windows on x86_64, only for linux on x86_64", "start Linux"),
     ({"architecture": "aarch64"}, {},
-     "there is no hip-python package for linux on aarch64, only for linux on x86_64", ""),
+     "there is no hip-python package for linux on aarch64, only for linux on x86_64", "another backend"),
     ({}, MISSING, "no AMD graphics adapter on PCI", "pass the adapter through"),
-    ({"adapters": OTHER}, MISSING, "no AMD graphics adapter on PCI", ""),
-    ({"wsl": 2}, MISSING, "AMD graphics cards under WSL are not supported", ""),
+    ({"adapters": OTHER}, MISSING, "no AMD graphics adapter on PCI", "container"),
+    ({"wsl": 2}, MISSING, "AMD graphics cards under WSL are not supported", "start Linux itself"),
     ({"adapters": CARD}, {}, "the recorded facts do not say whether /dev/kfd exists",
      "strata-hip installed"),
     ({"adapters": CARD}, MISSING,
@@ -75,6 +75,7 @@ def test_the_first_obstacle_is_named(record, facts, observed, reason, hint):
     answer = probe.probe_backend(record(observed, **facts))
     assert isinstance(answer, Unusable)
     assert answer.reason == reason
+    assert answer.hint
     assert hint in answer.hint
 
 
