@@ -30,9 +30,11 @@ READY = {**OPEN, **RUNTIME, **BOUND}
 CASES = [
     # facts, observed -> reason, words of the hint
     ({"os": "windows"}, {},
-     "there is no hip-python package for windows on x86_64, only for linux on x86_64", "start Linux"),
+     "there is no hip-python package for windows on x86_64, only for linux on x86_64",
+     "start Linux"),
     ({"architecture": "aarch64"}, {},
-     "there is no hip-python package for linux on aarch64, only for linux on x86_64", "another backend"),
+     "there is no hip-python package for linux on aarch64, only for linux on x86_64",
+     "another backend"),
     ({}, MISSING, "no AMD graphics adapter on PCI", "pass the adapter through"),
     ({"adapters": OTHER}, MISSING, "no AMD graphics adapter on PCI", "container"),
     ({"wsl": 2}, MISSING, "AMD graphics cards under WSL are not supported", "start Linux itself"),
