@@ -206,7 +206,8 @@ class HostDriver:
     def _unload(self, verb, module):
         self._take("module", module)
 
-    def _find(self, verb, module, entry):
+    def _find(self, verb, module, entry, device):
+        self._is_here(device.index)
         assert (module in self.alive["module"], entry) == (True, "add_rows")
         return self.alive["module"][module]
 

@@ -186,7 +186,8 @@ class _Driver:
     def copy(self, verb: str, target: int, source: int, nbytes: int, stream: int) -> None:
         self._call(verb, self._cuda.memcpyAsync, target, source, nbytes, COPY_DEFAULT, stream)
 
-    def find(self, verb: str, module: int, entry: str) -> _Function:
+    def find(self, verb: str, module: int, entry: str, device: Device) -> _Function:
+        del device  # a function belongs to its module, a module to its device
         return _Function(self._call(verb, self._binding.modules.moduleGetFunction, module, entry))
 
     def launch(self, verb: str, found: _Function, launch: Launch, stream: int) -> None:

@@ -122,7 +122,8 @@ class _Driver:
         kind = self._hip.hipMemcpyKind(MEMCPY_DEFAULT)
         self._binding.call(verb, self._hip.hipMemcpyAsync, target, source, nbytes, kind, stream)
 
-    def find(self, verb: str, module: Any, entry: str) -> Any:
+    def find(self, verb: str, module: Any, entry: str, device: Device) -> Any:
+        del device  # a function belongs to its module, a module to its device
         return self._binding.call(verb, self._hip.hipModuleGetFunction, module, entry.encode())
 
     def launch(self, verb: str, found: Any, launch: Launch, stream: int) -> None:

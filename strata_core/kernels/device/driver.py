@@ -82,8 +82,8 @@ class DriverCalls:
     load: Callable[[str, bytes], Any]
     """A module of compiled code, here."""
     unload: Callable[[str, Any], object]
-    find: Callable[[str, Any, str], Any]
-    """(module, entry): what `launch` is given."""
+    find: Callable[[str, Any, str, Device], Any]
+    """(module, entry, the device here): what `launch` is given."""
     launch: Callable[[str, Any, Launch, int], object]
     """(what was found, launch, stream); the argument block is taken before this returns."""
 

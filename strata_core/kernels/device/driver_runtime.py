@@ -282,7 +282,7 @@ class DriverRuntime:
         module = self._calls.load(verb, compiled.code)
         with self._lock:
             self._modules.append((device, module))  # freed at the end, whatever comes next
-        found = self._calls.find(verb, module, compiled.entry)
+        found = self._calls.find(verb, module, compiled.entry, self.devices()[device])
         with self._lock:
             self._functions[device, key] = found
 
