@@ -15,7 +15,7 @@ from typing import Any, Self
 from weakref import finalize
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from strata_core.cache.profile import Profile
@@ -26,10 +26,11 @@ from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits,
 from strata_core.engine.perplexity import Perplexity, perplexity
 from strata_core.engine.prepare import Prepared, prepare
 from strata_core.engine.tier import Known, keep_profile
-from strata_core.errors import Degradation, Degradations, StrataError, UsageError
+from strata_core.errors import Degradation, Degradations, EngineError, StrataError, UsageError
 from strata_core.interfaces import Capabilities, Progress
 from strata_core.machine import Machine, read_machine
 from strata_core.plan.plan import Plan
+from strata_core.plugins.naming import naming, plugins_among, remedy
 from strata_core.sampler import Sampling
 from strata_core.selection import Selection
 from strata_core.tokenizer import Tokenizer, open_tokenizer
@@ -163,7 +164,7 @@ class Model:
                 event = _next(queue)
                 ended = isinstance(event, Finished | Failed)
                 if isinstance(event, Failed):
-                    raise event.as_error()
+                    raise self._told(event)
                 yield event
         finally:
             # Nothing is waited for: this may run on any thread, even the engine's, when a dropped
@@ -171,10 +172,19 @@ class Model:
             if not ended:
                 engine.send(Cancel(submit.request), queue.put)
 
+    def _told(self, failed: Failed) -> StrataError:
+        """The error of a request; one that nobody foresaw names the plugins at work."""
+        others = plugins_among(self.selections)
+        if failed.trace and others:
+            why = f"{failed.why}; at work was {others}"
+            failed = evolve(failed, why=why, remedy=remedy(others))
+        return failed.as_error()
+
     @property
     def capabilities(self) -> Capabilities:
         """What the built backend can do, after its self-test."""
-        return self._running.backend.capabilities
+        with naming("the backend does not say what it can do", self.selections):
+            return self._running.backend.capabilities
 
     @property
     def kv_type(self) -> str:
@@ -184,7 +194,8 @@ class Model:
     @property
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Experts and bytes served so far, by lane."""
-        return self._running.counters()
+        with naming("what was served is not known", self.selections):
+            return self._running.counters()
 
     def profile(self) -> Profile:
         """How often each expert was chosen so far. Raises UsageError where nobody counts."""
@@ -207,8 +218,9 @@ class Model:
         if self._closed:
             return
         self._closed = True
-        picks = self._running.picks()
-        self._end()
+        with naming("the model did not close", self.selections, EngineError):
+            picks = self._running.picks()
+            self._end()
         self.checkpoint.close()
         if picks is not None:
             counted = Profile.of(self.checkpoint.model_hash, picks)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from strata_core.checkpoint.gguf_header import read_header
 from strata_core.checkpoint.gguf_metadata import Metadata
@@ -25,7 +25,7 @@ from strata_core.checkpoint.pack_format import (
     digest_of,
 )
 from strata_core.checkpoint.pack_manifest import read_manifest
-from strata_core.checkpoint.tensor import Tensor
+from strata_core.checkpoint.tensor import Tensor, lasting
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import CheckpointError
 from strata_core.interfaces import BlobLayout, Expert, Piece
@@ -39,12 +39,12 @@ class PackedExperts:
     """Implements `interfaces.ExpertFiles` for a pack; a blob lies in one piece of experts.bin.
 
     `file` is None where a plugin keeps the experts: the ranges are then those that experts.bin at
-    `path` would have, and nothing can be mapped. Immutable; any thread may use it.
+    `path`, made absolute, would have, and nothing can be mapped. Immutable; any thread may use it.
     """
 
     count: int
     entries: Mapping[int, PackedLayer]
-    path: Path
+    path: Path = field(converter=lasting)
     file: MappedFile | None
 
     @cached_property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from attrs import field, frozen
@@ -21,7 +21,13 @@ from strata_core.engine.loop import Engine
 from strata_core.engine.prepare import Prepared
 from strata_core.engine.start.run import DeviceStart, StartRequest
 from strata_core.engine.start.staged import StagedBackend
-from strata_core.errors import Degradations, PluginError, StrataError, UsageError
+from strata_core.errors import (
+    Degradations,
+    EngineError,
+    PluginError,
+    StrataError,
+    UsageError,
+)
 from strata_core.interfaces import (
     Allocator,
     AllocatorContext,
@@ -37,14 +43,20 @@ from strata_core.interfaces import (
 )
 from strata_core.plan.explain import does_not_fit
 from strata_core.plugins import Offer
-from strata_core.plugins.guard import describe
+from strata_core.plugins.guard import describe, folder_kept
+from strata_core.plugins.naming import CORE, naming
 from strata_core.sampler import open_sampler
+from strata_core.selection import Selection
 from strata_core.tokenizer import Tokenizer
 
 _Made = TypeVar("_Made")
 
-CORE = "strata-core"
-"""The distribution whose own failures are told as they are."""
+
+class Closable(Protocol):
+    """What has to be closed in the end."""
+
+    def close(self) -> None:
+        """Free what it holds."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -84,9 +96,10 @@ def start(
         raise does_not_fit(prepared.plan, str(prepared.checkpoint.path))
     for item in prepared.degradations:
         degradations.report(item)
-    with ExitStack() as parts:
+    selections = prepared.selections
+    with naming("the model did not start", selections, StrataError), ExitStack() as parts:
         backend = _build_backend(prepared, degradations)
-        parts.callback(backend.close)
+        parts.callback(_closing, prepared.backend, backend)
         check_built(
             prepared.checkpoint,
             prepared.limits.kv_type,
@@ -94,8 +107,8 @@ def start(
             prepared.backend.name,
         )
         allocator = _build_allocator(prepared, backend, degradations)
-        parts.callback(allocator.close)
-        policy = checked_policy(allocator, prepared.allocator.name)
+        parts.callback(_closing, prepared.allocator, allocator)
+        policy = checked_policy(allocator, prepared.allocator)
         parts_made = _Parts(prepared, backend, allocator, degradations, progress)
         if isinstance(backend, StagedBackend):
             executor = parts_made.on_devices(backend, policy, parts)
@@ -131,7 +144,7 @@ def start(
 def _build_backend(prepared: Prepared, degradations: Degradations) -> Backend:
     offer = prepared.catalogue.backend(prepared.backend.name)
     context = _backend_context(prepared, degradations)
-    return _made("backend", offer, lambda: offer.record.build(context))
+    return _made("backend", offer, lambda: offer.record.build(context), Backend)
 
 
 def _backend_context(prepared: Prepared, degradations: Degradations) -> BackendContext:
@@ -150,7 +163,7 @@ def _build_allocator(prepared: Prepared, backend: Backend, degradations: Degrada
         degrade=degradations.report,
         backend=backend,
     )
-    return _made("allocator", offer, lambda: offer.record.build(context))
+    return _made("allocator", offer, lambda: offer.record.build(context), Allocator)
 
 
 @frozen(eq=False)
@@ -167,9 +180,9 @@ class _Parts:
     def on_host(self, parts: ExitStack) -> Executor:
         """One after the other."""
         source = self.source(frozenset())
-        parts.callback(source.close)
+        parts.callback(_closing, self.prepared.source, source)
         executor = self.bind(source)
-        parts.callback(executor.close)
+        parts.callback(_closing, self.prepared.backend, executor)
         return executor
 
     def on_devices(self, backend: StagedBackend, policy: StartPolicy, parts: ExitStack) -> Executor:
@@ -210,7 +223,7 @@ class _Parts:
             ranking=prepared.ranking,
             budget=prepared.plan.budget,
         )
-        self.sources.append(_made("source", offer, lambda: offer.record.build(context)))
+        self.sources.append(_made("source", offer, lambda: offer.record.build(context), Source))
         return self.sources[-1]
 
     def bind(self, source: Source) -> Executor:
@@ -227,11 +240,21 @@ class _Parts:
                 prepared.limits,
                 self.progress,
             ),
+            Executor,
         )
 
 
-def _made(role: Role, offer: Offer[Any], make: Callable[[], _Made]) -> _Made:
-    """What a record makes. Raises PluginError where a plugin raises its own, or makes nothing."""
+def _closing(part: Selection, made: Closable) -> None:
+    """Close what was made of a record; an error that nobody foresaw names the plugin."""
+    with naming(f"{part.role} {part.name} did not close", (part,), EngineError):
+        made.close()
+
+
+def _made(role: Role, offer: Offer[Any], make: Callable[[], _Made], kind: type) -> _Made:
+    """What a record makes, of the protocol `kind`.
+
+    Raises PluginError where a plugin raises its own, or makes something else.
+    """
 
     def failed(reason: str) -> PluginError:
         return PluginError(
@@ -241,13 +264,16 @@ def _made(role: Role, offer: Offer[Any], make: Callable[[], _Made]) -> _Made:
         )
 
     try:
-        made = make()
+        with folder_kept():
+            made = make()
+        missing = [name for name in vars(kind) if name[0] != "_" and not hasattr(made, name)]
     except (StrataError, KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:
         if offer.distribution == CORE:
             raise
         raise failed(describe(error)) from error
-    if made is None:
-        raise failed("it gave nothing that could be used")
+    if missing:
+        lacks = f"a {type(made).__name__} without {', '.join(missing)}"
+        raise failed(f"it gave no {kind.__name__}: {'nothing' if made is None else lacks}")
     return made

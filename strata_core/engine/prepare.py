@@ -22,6 +22,7 @@ from strata_core.pack.reads import unchecked_reads
 from strata_core.plan.explain import plan_degradations
 from strata_core.plan.plan import Plan, PlanRequest, Sizes, gib, make_plan
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
+from strata_core.plugins.naming import naming
 from strata_core.selection import (
     Selection,
     SourceChoice,
@@ -78,12 +79,14 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     backend, allocator = _backend_and_allocator(found, probes, settings)
     record = found.backend(backend.name).record
     unused = without_use(settings, record)
-    devices = accelerator(settings, machine, record, found.allocator(allocator.name).record)
+    with naming("planning failed", (backend, allocator)):
+        devices = accelerator(settings, machine, record, found.allocator(allocator.name).record)
     capabilities = record.capabilities
     kv_type = choose_kv(settings.kv, capabilities, backend.name)
     check_weight_types(checkpoint, capabilities, backend.name)
     program = build_program(checkpoint.hyper)
-    sizes = _sizes(checkpoint, program, capabilities, kv_type)
+    with naming("planning failed", (backend,)):
+        sizes = _sizes(checkpoint, program, capabilities, kv_type)
     if devices is not None:
         sizes = _on_devices(checkpoint, program, sizes, kv_type, settings.max_context)
     choice = select_source(
