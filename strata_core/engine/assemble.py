@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from strata_core.abilities import CountingExecutor, CountingSource
 from strata_core.config import cache_folder
 from strata_core.engine.able import check_built, checked_policy, unmet_wishes
+from strata_core.engine.actual import actual
 from strata_core.engine.loop import Engine
 from strata_core.engine.prepare import Prepared
 from strata_core.engine.start.run import DeviceStart, StartRequest
@@ -35,7 +36,9 @@ from strata_core.interfaces import (
     SourceContext,
     StartPolicy,
 )
+from strata_core.plan.actual import Actual
 from strata_core.plan.explain import does_not_fit
+from strata_core.plan.plan import Plan
 from strata_core.plugins import Offer
 from strata_core.plugins.guard import describe
 from strata_core.sampler import open_sampler
@@ -54,8 +57,13 @@ class Running:
     engine: Engine
     executor: Executor
     backend: Backend
+    allocator: Allocator
     source: Source
     parts: ExitStack
+
+    def actual(self, plan: Plan, *, simulated: bool) -> Actual:
+        """What it holds now, to be set beside its plan."""
+        return actual(self.backend, self.allocator, plan, simulated=simulated)
 
     def counters(self) -> dict[str, Mapping[str, int]]:
         """Experts and bytes by lane: the executor's, and the source's own."""
@@ -123,6 +131,7 @@ def start(
             engine=engine,
             executor=executor,
             backend=backend,
+            allocator=allocator,
             source=parts_made.sources[-1],
             parts=parts.pop_all(),
         )

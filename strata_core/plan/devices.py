@@ -25,6 +25,36 @@ RESERVE_SHARE = 20
 
 
 @frozen(kw_only=True)
+class Bulk:
+    """How a source's memory for experts may be page-locked.
+
+    `most` are the bytes that the settings allow, `limit` what may be page-locked of everything
+    together, the margin already left out (None: any amount); `because` says what the limit is.
+    `one`: it is asked for as one allocation first; `prefix`: one piece from its beginning.
+    """
+
+    most: int | None = None
+    limit: int | None = None
+    because: str = ""
+    one: bool = False
+    prefix: bool = False
+
+
+@frozen
+class Pinning:
+    """The way in which the experts' memory is expected to be had, and how much is page-locked."""
+
+    path: str
+    nbytes: int
+    of: int
+    because: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.path}, {gib(self.nbytes)} of {gib(self.of)} page-locked"
+        return f"{text} ({self.because})" if self.because else text
+
+
+@frozen(kw_only=True)
 class Accelerator:
     """The devices to plan for, and what was asked of them. Sizes are bytes.
 
@@ -32,8 +62,8 @@ class Accelerator:
     first; `reserve` what caches of the size auto leave free on each, None for the default.
     `cache` is the number of experts that the first holds, `helpers` those of the others (missing:
     none); None stands for auto. `pins` is what the driver is expected to page-lock (None: any
-    amount), `bulk_pins` the most that the settings let it page-lock of the experts' memory (None:
-    any amount), by source; `resident` the most RAM for experts that no device holds (None: any).
+    amount), `bulk` how the experts' memory may be, by source (missing: in any way); `resident` the
+    most RAM for experts that no device holds (None: any).
     """
 
     devices: tuple[Device, ...]
@@ -42,7 +72,7 @@ class Accelerator:
     cache: int | None = None
     helpers: tuple[int | None, ...] = ()
     pins: int | None = None
-    bulk_pins: Mapping[str, int | None] = field(factory=dict)
+    bulk: Mapping[str, Bulk] = field(factory=dict)
     resident: int | None = None
 
     def have(self, number: int) -> int:
@@ -82,6 +112,7 @@ class Layout:
     pinned: Tier
     ram: tuple[Item, ...]
     caches: tuple[Cache, ...]
+    pinning: Pinning | None = None
 
 
 def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
@@ -94,13 +125,14 @@ def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
         Cache(name, count, sizes.blobs(count)) for name, count in zip(names, counts, strict=True)
     )
     host = _host_experts(accelerator, sizes, source, sum(counts))
+    pinning = _pinning(accelerator, sizes, source, host)
     return Layout(
         vram=tuple(
             _vram(request, number, cache, context)
             for number, cache in enumerate(caches)
             if number == 0 or cache.experts
         ),
-        pinned=_pinned(accelerator, sizes, source, host),
+        pinned=_pinned(accelerator, sizes, pinning),
         ram=(
             *((Item("experts", host),) if host else ()),
             *((Item("token embedding", sizes.embedding),) if pinned else ()),
@@ -108,6 +140,7 @@ def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
             Item("program", BASE_BYTES),
         ),
         caches=caches,
+        pinning=pinning,
     )
 
 
@@ -226,18 +259,42 @@ def _host_experts(accelerator: Accelerator, sizes: Sizes, source: str, cached: i
     return outside if accelerator.resident is None else min(outside, accelerator.resident)
 
 
-def _pinned(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> Tier:
-    """What is expected to be page-locked, and how the experts' memory is expected to be had."""
+def _pinning(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> Pinning | None:
+    """How the experts' memory is expected to be had; None where there is none of that kind."""
+    if not host or source not in ("arena", "sliced-pinned"):
+        return None
     embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
+    rule = accelerator.bulk.get(source, Bulk())
+    before = sizes.small + embedding
+    known = accelerator.pins
+    bounds = [
+        (host, ""),
+        (rule.most, "what the settings allow"),
+        (None if rule.limit is None else rule.limit - before, rule.because),
+        (None if known is None else known - before, "what the driver is known to lock"),
+    ]
+    most, because = min(
+        ((size, text) for size, text in bounds if size is not None), key=lambda item: item[0]
+    )
+    bulk = max(0, most)
+    path = "path 2, in slices"
+    if not bulk:
+        path = "path 3, locked at most"
+    elif rule.prefix:
+        path = "pinned prefix"
+    elif rule.one and bulk == host:
+        path = "path 1, one allocation"
+    return Pinning(path, bulk, host, because)
+
+
+def _pinned(accelerator: Accelerator, sizes: Sizes, pinning: Pinning | None) -> Tier:
+    """What is expected to be page-locked."""
     items = [Item("small buffers", sizes.small)]
-    if embedding:
-        items.append(Item("token embedding", embedding))
-    if host and source in ("arena", "sliced-pinned"):
-        left = host if accelerator.pins is None else accelerator.pins - sizes.small - embedding
-        allowed = accelerator.bulk_pins.get(source)
-        bulk = max(0, min(host, left if allowed is None else min(left, allowed)))
-        path = "in slices (path 2)" if bulk else "locked at most (path 3)"
-        items.append(Item(f"{floor(100 * bulk / host)} % of the experts in RAM, {path}", bulk))
+    if _embedding_pinned(accelerator, sizes):
+        items.append(Item("token embedding", sizes.embedding))
+    if pinning is not None:
+        share = floor(100 * pinning.nbytes / pinning.of)
+        items.append(Item(f"{share} % of the experts in RAM ({pinning.path})", pinning.nbytes))
     need = sum(item.nbytes for item in items)
     have = need if accelerator.pins is None else accelerator.pins
     origin = "no limit is known" if accelerator.pins is None else "what the driver is known to lock"
