@@ -39,6 +39,7 @@ def accelerator(
         bulk={
             "arena": _bulk(pins, ARENA, machine),
             "sliced-pinned": _bulk(pins, COMPLEMENT, machine),
+            "tiered-file": _bulk(pins, "", machine),
         },
         resident=_bytes(settings.resident_budget_gib),
     )

@@ -116,7 +116,8 @@ def recalled(path: Path | None) -> dict[Lane, Rate]:
 
 
 def _is_rate(value: object) -> bool:
-    return isinstance(value, int | float) and isfinite(value) and value > 0
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and isfinite(cast("float", value)) and cast("float", value) > 0
 
 
 def remember(path: Path | None, measured: Mapping[Lane, float]) -> None:

@@ -8,18 +8,20 @@ from typing import Any
 from attrs import field, frozen
 
 from strata_core.plan.plan import Plan
-from strata_core.plan.sizes import gib
+from strata_core.plan.sizes import Tier, gib
 
 
 @frozen(kw_only=True)
 class Actual:
     """What a started model holds: bytes by tier (`Tier.name`), and how host memory was had.
 
-    A tier that is not in `taken` was not counted. `host` bytes are in regions of host memory for
-    experts, `pinned` of them page-locked; `paths` has the same for each region, in words.
+    `items` has the parts of a tier by name (`Item.name`); a tier or part that is missing was not
+    counted. `host` bytes are in regions of host memory for experts, `pinned` of them page-locked;
+    `paths` has the same for each region, in words.
     """
 
     taken: Mapping[str, int] = field(factory=dict)
+    items: Mapping[str, Mapping[str, int]] = field(factory=dict)
     host: int = 0
     pinned: int = 0
     paths: tuple[str, ...] = ()
@@ -50,22 +52,62 @@ class Beside:
         }
 
 
-def memory_beside(plan: Plan, actual: Actual) -> tuple[Beside, ...]:
+@frozen(kw_only=True)
+class MemoryBeside:
+    """A kind of memory, `whole` and by its items; `device` is the label of whose it is."""
+
+    kind: str
+    device: str
+    whole: Beside
+    items: tuple[Beside, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """As an entry of a document; bytes."""
+        return {
+            "kind": self.kind,
+            "device": self.device or None,
+            "planned": int(self.whole.planned),
+            "actual": self.whole.actual,
+            "drift": self.whole.drift,
+            "items": [
+                {"name": item.what, "planned": int(item.planned), "actual": item.actual}
+                for item in self.items
+            ],
+        }
+
+
+def memory_beside(plan: Plan, actual: Actual) -> tuple[MemoryBeside, ...]:
     """Each kind of memory that was planned; the file is no memory."""
     return tuple(
-        Beside(tier.name, tier.need, actual.taken.get(tier.name))
+        MemoryBeside(
+            kind=tier.name,
+            device=tier.label,
+            whole=Beside(tier.name, tier.need, actual.taken.get(tier.name)),
+            items=_items(tier, actual.items.get(tier.name, {})),
+        )
         for tier in plan.tiers
         if tier.name != "file"
     )
 
 
-def memory_line(rows: tuple[Beside, ...], paths: tuple[str, ...]) -> str:
+def _items(tier: Tier, taken: Mapping[str, int]) -> tuple[Beside, ...]:
+    """What was planned, and after it what was taken without having been planned."""
+    planned: dict[str, int] = {}
+    for item in tier.items:
+        planned[item.name] = planned.get(item.name, 0) + item.nbytes
+    names = [*planned, *(name for name in taken if name not in planned)]
+    return tuple(Beside(name, planned.get(name, 0), taken.get(name)) for name in names)
+
+
+def memory_line(rows: tuple[MemoryBeside, ...], paths: tuple[str, ...]) -> str:
     """The line for the log: planned and taken of each kind of memory, and the paths."""
-    parts = [
-        f"{row.what} {gib(int(row.planned))} planned, "
-        + ("not counted" if row.actual is None else f"{gib(int(row.actual))} taken{_part(row)}")
-        for row in rows
-    ]
+    parts = []
+    for row in rows:
+        whole = row.whole
+        came = "not counted"
+        if whole.actual is not None:
+            came = f"{gib(int(whole.actual))} taken{_part(whole)}"
+        parts.append(f"{row.kind} {gib(int(whole.planned))} planned, {came}")
     return "; ".join((*parts, *paths))
 
 

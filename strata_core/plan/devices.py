@@ -12,7 +12,21 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
-from strata_core.plan.sizes import BASE_BYTES, Item, Sizes, Tier, gib
+from strata_core.plan.sizes import (
+    BASE_BYTES,
+    DENSE,
+    EMBEDDING,
+    EXPERTS,
+    KV,
+    PROGRAM,
+    SLOTS,
+    SMALL,
+    WORK,
+    Item,
+    Sizes,
+    Tier,
+    gib,
+)
 from strata_core.runtime import Device
 
 if TYPE_CHECKING:
@@ -134,10 +148,10 @@ def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
         ),
         pinned=_pinned(accelerator, sizes, pinning),
         ram=(
-            *((Item("experts", host),) if host else ()),
-            *((Item("token embedding", sizes.embedding),) if pinned else ()),
-            Item("small page-locked buffers", sizes.small),
-            Item("program", BASE_BYTES),
+            *((Item("experts", host, EXPERTS),) if host else ()),
+            *((Item("token embedding", sizes.embedding, EMBEDDING),) if pinned else ()),
+            Item("small page-locked buffers", sizes.small, SMALL),
+            Item("program", BASE_BYTES, PROGRAM),
         ),
         caches=caches,
         pinning=pinning,
@@ -228,15 +242,15 @@ def _counts(request: PlanRequest, context: int) -> list[int]:
 
 def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier:
     accelerator, sizes = _accelerator(request), request.sizes
-    experts = (Item(f"{cache.experts} of {sizes.count} experts", cache.nbytes),)
+    experts = (Item(f"{cache.experts} of {sizes.count} experts", cache.nbytes, SLOTS),)
     if number:
-        items = (*experts, Item("working memory", sizes.helper_workspace))
+        items = (*experts, Item("working memory", sizes.helper_workspace, WORK))
     else:
         apart = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
         items = (
-            Item("dense weights", sizes.dense - apart),
-            Item(f"keys and values of {context} tokens", sizes.kv_position * context),
-            Item("working memory", sizes.workspace),
+            Item("dense weights", sizes.dense - apart, DENSE),
+            Item(f"keys and values of {context} tokens", sizes.kv_position * context, KV),
+            Item("working memory", sizes.workspace, WORK),
             *(experts if cache.experts else ()),
         )
     have, device = accelerator.have(number), accelerator.devices[number]
@@ -260,8 +274,8 @@ def _host_experts(accelerator: Accelerator, sizes: Sizes, source: str, cached: i
 
 
 def _pinning(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> Pinning | None:
-    """How the experts' memory is expected to be had; None where there is none of that kind."""
-    if not host or source not in ("arena", "sliced-pinned"):
+    """How the experts' memory is expected to be had; None where there is none."""
+    if not host:
         return None
     embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
     rule = accelerator.bulk.get(source, Bulk())
@@ -287,14 +301,23 @@ def _pinning(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> 
     return Pinning(path, bulk, host, because)
 
 
+def with_bulk(request: PlanRequest, layout: Layout, source: str, nbytes: int) -> Layout:
+    """The same for a source that keeps so many bytes of host memory for experts."""
+    accelerator = _accelerator(request)
+    pinning = _pinning(accelerator, request.sizes, source, nbytes)
+    pinned = _pinned(accelerator, request.sizes, pinning)
+    return evolve(layout, pinning=pinning, pinned=pinned)
+
+
 def _pinned(accelerator: Accelerator, sizes: Sizes, pinning: Pinning | None) -> Tier:
     """What is expected to be page-locked."""
-    items = [Item("small buffers", sizes.small)]
+    items = [Item("small buffers", sizes.small, SMALL)]
     if _embedding_pinned(accelerator, sizes):
-        items.append(Item("token embedding", sizes.embedding))
+        items.append(Item("token embedding", sizes.embedding, EMBEDDING))
     if pinning is not None:
         share = floor(100 * pinning.nbytes / pinning.of)
-        items.append(Item(f"{share} % of the experts in RAM ({pinning.path})", pinning.nbytes))
+        what = f"{share} % of the experts in RAM ({pinning.path})"
+        items.append(Item(what, pinning.nbytes, EXPERTS))
     need = sum(item.nbytes for item in items)
     have = need if accelerator.pins is None else accelerator.pins
     origin = "no limit is known" if accelerator.pins is None else "what the driver is known to lock"

@@ -15,7 +15,19 @@ from attrs import asdict, evolve, field, frozen
 
 from strata_core.plan import devices, tier
 from strata_core.plan.devices import Accelerator, Cache, Layout, Pinning
-from strata_core.plan.sizes import BASE_BYTES, Item, Option, Sizes, Tier, gib
+from strata_core.plan.sizes import (
+    BASE_BYTES,
+    DENSE,
+    EXPERTS,
+    KV,
+    PROGRAM,
+    WORK,
+    Item,
+    Option,
+    Sizes,
+    Tier,
+    gib,
+)
 from strata_core.plan.speed import Pace, Placed, Speed, predict
 from strata_core.plan.tier import LowRam, Reads
 
@@ -146,9 +158,12 @@ def _decide(request: PlanRequest) -> Plan:
     budget, reads = None, None
     if source == tier.SOURCE:
         budget = tier.granted(request.low_ram, request.room - need)
-        items = (Item("experts", budget), *items)
+        items = (Item("experts", budget, EXPERTS), *items)
         cached = sum(cache.experts for cache in layout.caches) if layout else 0
         reads = tier.reads(request.low_ram, request.sizes, budget, cached)
+        if layout is not None:
+            held = budget + tier.ring(request.low_ram).nbytes
+            layout = devices.with_bulk(request, layout, source, held)
     return Plan(
         source=source,
         source_because=source_because,
@@ -247,23 +262,23 @@ def _ram(request: PlanRequest, source: str, context: int) -> tuple[Item, ...]:
         return (*devices.lay_out(request, source, context).ram, *buffers)
     sizes = request.sizes
     items = [
-        Item("dense weights", sizes.dense),
-        Item(f"keys and values of {context} tokens", sizes.kv_position * context),
-        Item("working memory", sizes.workspace),
-        Item("program", BASE_BYTES),
+        Item("dense weights", sizes.dense, DENSE),
+        Item(f"keys and values of {context} tokens", sizes.kv_position * context, KV),
+        Item("working memory", sizes.workspace, WORK),
+        Item("program", BASE_BYTES, PROGRAM),
         *buffers,
     ]
     if keeps_experts_in_ram(source):
-        items.insert(1, Item("experts", sizes.experts))
+        items.insert(1, Item("experts", sizes.experts, EXPERTS))
     return tuple(items)
 
 
 def _file(request: PlanRequest, ram: tuple[Item, ...], layout: Layout | None) -> Tier:
     """Experts that stay in the model's files, which always have what they need."""
-    held = sum(item.nbytes for item in ram if item.what == "experts")
+    held = sum(item.nbytes for item in ram if item.name == EXPERTS)
     held += sum(cache.nbytes for cache in layout.caches) if layout else 0
     nbytes = max(0, request.sizes.experts - held)
-    return Tier("file", (Item("experts", nbytes),) if nbytes else (), nbytes)
+    return Tier("file", (Item("experts", nbytes, EXPERTS),) if nbytes else (), nbytes)
 
 
 def _speed(request: PlanRequest, plan: Plan) -> Speed | None:
@@ -273,7 +288,7 @@ def _speed(request: PlanRequest, plan: Plan) -> Speed | None:
         return None
     counts = [cache.experts for cache in plan.caches] or [0]
     blob = sizes.experts / max(1, sizes.count)
-    held = sum(item.nbytes for item in plan.tier("ram").items if item.what == "experts")
+    held = sum(item.nbytes for item in plan.tier("ram").items if item.name == EXPERTS)
     in_ram = plan.reads.experts_kept if plan.reads else round(held / blob) if blob else 0
     pinning = plan.pinning
     placed = Placed(

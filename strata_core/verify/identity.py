@@ -27,6 +27,7 @@ from strata_core.kernels.device.options import used_devices
 from strata_core.machine import read_machine
 from strata_core.plan.actual import Actual
 from strata_core.plan.explain import does_not_fit
+from strata_core.plan.sizes import EXPERTS
 from strata_core.plugins import load_plugins
 from strata_core.setting_table import SETTINGS
 from strata_core.sources.tier_sizes import placings
@@ -262,7 +263,7 @@ def _beside(model: str | Path, settings: Settings, devices: Sequence[int]) -> in
         plan = make_plan(model, settings.with_arguments(options)).plan
     except StrataError:
         return 0  # every way with a budget will say why it cannot be
-    return sum(item.nbytes for item in plan.tier("ram").items if item.what != "experts")
+    return sum(item.nbytes for item in plan.tier("ram").items if item.name != EXPERTS)
 
 
 def prove(

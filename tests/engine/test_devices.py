@@ -91,6 +91,7 @@ def test_what_was_asked_reaches_the_planner(make_machine) -> None:
     assert {name: rule.most for name, rule in plan.bulk.items()} == {
         "arena": None,
         "sliced-pinned": 0,
+        "tiered-file": None,
     }
     assert 0 < plan.pins < 1 << 30  # what contexts take is not there for buffers
     assert accelerator(settings(), make_machine(), CPU, SIM_PINNED) is None
