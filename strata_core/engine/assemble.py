@@ -15,10 +15,12 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from strata_core.abilities import CountingExecutor, CountingSource
+from strata_core.checkpoint.whole import WholeFiles
 from strata_core.config import cache_folder
 from strata_core.engine.able import check_built, checked_policy, unmet_wishes
 from strata_core.engine.actual import actual
 from strata_core.engine.loop import Engine
+from strata_core.engine.mapped import mapped_needs
 from strata_core.engine.prepare import Prepared
 from strata_core.engine.start.run import DeviceStart, StartRequest
 from strata_core.engine.start.staged import StagedBackend
@@ -117,6 +119,8 @@ def start(
                 f"backend {prepared.backend.name} does not count which experts are chosen",
                 "leave it out, or choose --backend cpu",
             )
+        whole = WholeFiles.open(mapped_needs(prepared, backend))
+        parts.callback(whole.close)
         engine = Engine(
             executor=executor,
             limits=prepared.limits,
@@ -125,6 +129,7 @@ def start(
             tokenizer=tokenizer,
             sampler=open_sampler(_backend_context(prepared, degradations)),
             exact_prompt=prepared.settings.exact_prompt,
+            guard=whole.check,
         )
         engine.start()
         return Running(
