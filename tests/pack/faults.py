@@ -95,8 +95,7 @@ class Lab:
         beside = subject(self.pack, self.pack, settings).facts.beside
         given = {"backend": "cpu", "threads": 1, "source": "tiered-file", "learn": False}
         given["max_context"] = CONTEXT
-        given |= {"ram_budget": (beside + 1) / 2**30, "cache_dir": self.folder / "cache"}
-        return {**given, **more}
+        return {**given, "ram_budget": (beside + 1) / 2**30, **more}
 
 
 def answer(model: Any, prompt: int) -> str:
@@ -113,7 +112,7 @@ def make_lab(folder: Path) -> Lab:
     pack = write_pack(open_checkpoint(model), folder / "pack", Silent()).path
     asked: dict[int, set[Expert]] = {}
     expected = {}
-    options = {"backend": "cpu", "threads": 1, "cache_dir": folder / "cache", "learn": False}
+    options = {"backend": "cpu", "threads": 1, "learn": False}
     with strata_core.load(model, source="arena", **options) as loaded:
         before: dict[Expert, int] = {}
         for prompt in PROMPTS:
