@@ -30,6 +30,7 @@ from strata_core.engine.tier import Known, keep_profile
 from strata_core.errors import Degradation, Degradations, StrataError, UsageError
 from strata_core.interfaces import Capabilities, Progress
 from strata_core.machine import Machine, read_machine
+from strata_core.pack.reads import reads_report
 from strata_core.plan.plan import Plan
 from strata_core.sampler import Sampling
 from strata_core.selection import Selection
@@ -191,6 +192,11 @@ class Model:
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Experts and bytes served so far, by lane."""
         return self._running.counters()
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """What --verify-reads has compared so far; see docs/pack.md."""
+        return reads_report(self.checkpoint.experts, self._settings.verify_reads)
 
     def profile(self) -> Profile:
         """How often each expert was chosen so far. Raises UsageError where nobody counts."""

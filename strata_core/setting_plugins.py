@@ -42,7 +42,7 @@ _LONGEST_HELP = 400
 OPTION_WORDS = frozenset(
     {
         *("config", "context", "debug", "decode", "file", "help", "ignore", "json", "machine"),
-        *("hashes", "long", "quick", "time"),
+        *("compare", "hashes", "long", "pairs", "peer", "quick", "report", "time", "timeout"),
         *("max", "min", "model", "out", "plain", "profile", "prompt", "quiet", "raw", "repeats"),
         *("repetition", "role", "seed", "stop", "system", "temperature", "text", "top", "version"),
         "windows",

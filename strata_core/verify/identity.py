@@ -67,6 +67,7 @@ class Run:
     answers: Mapping[str, Answer]
     counters: Mapping[str, Mapping[str, int]] = field(factory=dict)
     actual: Actual = field(factory=Actual)
+    reads: Mapping[str, Any] = field(factory=dict)
     degradations: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -105,6 +106,7 @@ class Outcome:
             "tokens_equal": None if run is None else self.verdict == "equal",
             "counters": {k: dict(v) for k, v in run.counters.items()} if run else {},
             "paths": list(run.actual.paths) if run else [],
+            "reads": dict(run.reads) if run else {},
             "degradations": list(run.degradations) if run else [],
             "seconds": run.seconds if run else 0.0,
         }
@@ -155,12 +157,13 @@ def run(
             assert isinstance(done, Finished), "a request that does not fail ends so"
             tokens = hashlib.sha256(np.array(done.token_ids, "<i4").tobytes()).hexdigest()
             answers[prompt.name] = Answer(done.first_logits_sha256, tokens)
-        counters, actual = loaded.counters, loaded.beside.actual
+        counters, actual, reads = loaded.counters, loaded.beside.actual, loaded.reads
         degradations = tuple(item.what for item in loaded.degradations)
     return Run(
         answers=answers,
         counters=counters,
         actual=actual,
+        reads=reads,
         degradations=degradations,
         seconds=time.perf_counter() - began,
     )

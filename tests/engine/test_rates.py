@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,6 @@ from strata_core.engine.rates import MEASURED, RECORDED, recalled, remember
 from strata_core.machine.process import process_memory
 from strata_core.plan.sizes import SLOTS
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("cache")
-    return path
-
-
-@pytest.fixture
-def cache(kernels: Path) -> Path:
-    """A folder for caches with compiled kernels and nothing that was learned."""
-    for name in ("rates", "profiles"):
-        shutil.rmtree(kernels / name, ignore_errors=True)
-    return kernels
 
 
 @pytest.fixture
@@ -74,8 +59,8 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("learn", [True, False])
-def test_a_run_teaches_the_next_plan(model: Path, cache: Path, learn: bool) -> None:
-    options = {"backend": "cpu", "threads": 1, "cache_dir": cache}
+def test_a_run_teaches_the_next_plan(model: Path, learn: bool) -> None:
+    options = {"backend": "cpu", "threads": 1}
     with strata_core.load(model, learn=learn, **options) as loaded:
         assert loaded.plan.speed is not None
         assert loaded.plan.speed.rates["host"].origin == RECORDED
@@ -93,9 +78,9 @@ def test_a_run_teaches_the_next_plan(model: Path, cache: Path, learn: bool) -> N
         assert plan.speed.tokens_s == pytest.approx(measured, rel=0.01)
 
 
-def test_memory_of_devices_is_as_planned(model: Path, cache: Path) -> None:
+def test_memory_of_devices_is_as_planned(model: Path) -> None:
     options = {"backend": "sim", "sim_vram": 0.05, "sim_devices": 2, "threads": 1}
-    options |= {"expert_cache": 5, "expert_cache_device1": 3, "cache_dir": cache}
+    options |= {"expert_cache": 5, "expert_cache_device1": 3}
     with strata_core.load(model, source="arena", **options) as loaded:
         rows = {row["kind"]: row for row in loaded.beside.as_json(loaded.counters)["memory"]}
         assert set(rows) == {"vram0", "vram1", "pinned", "ram"}
@@ -133,8 +118,8 @@ def test_a_system_that_does_not_tell(text: str | None, tmp_path: Path) -> None:
     assert process_memory(tmp_path) is None
 
 
-def test_the_document_is_json(model: Path, cache: Path) -> None:
-    with strata_core.load(model, backend="cpu", source="tiered-file", cache_dir=cache) as loaded:
+def test_the_document_is_json(model: Path) -> None:
+    with strata_core.load(model, backend="cpu", source="tiered-file") as loaded:
         list(loaded.generate([1, 2, 3], max_tokens=12, ignore_eos=True))
         document = json.loads(json.dumps(loaded.beside.as_json(loaded.counters), allow_nan=False))
     assert document["file_bytes_s"] > 0

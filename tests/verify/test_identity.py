@@ -11,7 +11,7 @@ import pytest
 
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.cli.main import main
-from strata_core.config import Settings, resolve
+from strata_core.config import Settings, cache_folder, resolve
 from strata_core.errors import StrataError
 from strata_core.pack.write import write_pack
 from strata_core.sources.arena import Arena
@@ -40,20 +40,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("cache")
-    return path
-
-
 @pytest.fixture(autouse=True)
-def own_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder for caches, in which no proof may leave what it learned of the model."""
-    monkeypatch.setenv("STRATA_CACHE_DIR", str(cache))
+def nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No proof leaves behind what it learned of the model."""
     monkeypatch.setenv("STRATA_THREADS", "1")
     yield
-    assert not (cache / "profiles").exists()
-    assert not (cache / "rates").exists()
+    folder = cache_folder()
+    assert folder is not None
+    assert not (folder / "profiles").exists()
+    assert not (folder / "rates").exists()
 
 
 def proven(model: Path, settings: Settings, **asked: Any) -> list[Outcome]:
