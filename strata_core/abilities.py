@@ -24,6 +24,24 @@ class CountingSource(Source, Protocol):
         """As `Executor.counters`, by lanes of its own: "file" is what was read from files."""
 
 
+@runtime_checkable
+class PartlyStableSource(Source, Protocol):
+    """A source some of whose experts have addresses that hold from one round to the next.
+
+    A backend may read those at any time in a round without acquiring them; it acquires the others.
+    """
+
+    @property
+    def stable_version(self) -> int:
+        """Another number whenever the addresses have changed, which they do between rounds only."""
+
+    def stable_addresses(self, layer: int) -> np.ndarray:
+        """uint64 [experts, 3]: addresses of gate, up and down of each expert of `layer`, or zeros.
+
+        They hold until `stable_version` changes or the source is closed.
+        """
+
+
 @frozen(eq=False)
 class Move:
     """An expert on its way out of a device's memory (demote) or into it (promote).

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
+from numpy.typing import NDArray
 
 from strata_core.abilities import Move
 from strata_core.checkpoint.scales import check_scales
@@ -73,7 +74,7 @@ class _Held:
 
 
 class TieredFile:
-    """Implements `AdaptiveSource` and `CountingSource`; see the module.
+    """Implements `AdaptiveSource`, `CountingSource`, `PartlyStableSource`; see the module.
 
     Views are stable until they are released. After a failed read the source is as before, and
     other experts can still be had.
@@ -97,11 +98,14 @@ class TieredFile:
         self._experts, self._check, self._reader = experts, check, reader
         self._held: dict[Expert, _Held] = {}
         self._waited = 0.0
+        self._version = 0
         self._blocks: list[Block] = []
         self._copies: CopyCheck | None = None
         self._closed = False
         try:
             self._placings = placings(experts)
+            shape = (experts.count, 3)
+            self._published = {layer: np.zeros(shape, np.uint64) for layer in experts.layouts}
             if verify:
                 self._copies = CopyCheck(experts)
             self._take(allocator, request)
@@ -153,7 +157,7 @@ class TieredFile:
         for part, at in zip(layout.parts, cell.placing.parts, strict=True):
             data = bytes_at(cell.address + at, part.nbytes)
             check_scales(part.type, data, str(expert))
-        self._tier.publish(expert, cell)
+        self._publish(expert, cell)
 
     def _start(self, expert: Expert, placing: Placing, cell: Cell) -> Reading:
         return self._reader.start(expert, placing, cell.memory[: placing.nbytes])
@@ -174,6 +178,20 @@ class TieredFile:
         return self._tier.experts()
 
     # serving
+
+    @property
+    def stable_version(self) -> int:
+        """Changes with every move that is committed."""
+        return self._version
+
+    def stable_addresses(self, layer: int) -> NDArray[np.uint64]:
+        """The addresses of the experts that the tier keeps; a copy."""
+        return self._published[layer].copy()
+
+    def _publish(self, expert: Expert, cell: Cell) -> None:
+        self._tier.publish(expert, cell)
+        self._published[expert.layer][expert.index] = cell.parts()
+        self._version += 1
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
         """Begin to read all of them that are not in memory, at the same time."""
@@ -309,6 +327,8 @@ class TieredFile:
     def commit(self, move: Move) -> None:
         """Show the demoted expert, or give the promoted one's cell up."""
         if move.kind == "promote":
+            self._published[move.expert.layer][move.expert.index] = 0
+            self._version += 1
             self._tier.retire(move.expert)
             return
         cell = _cell_of(move)
@@ -318,7 +338,7 @@ class TieredFile:
         except BaseException:
             self._tier.give(cell)
             raise
-        self._tier.publish(move.expert, cell)
+        self._publish(move.expert, cell)
 
     def abort(self, move: Move) -> None:
         """The cell is free again, or stays what it was."""

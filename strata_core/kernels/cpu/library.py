@@ -8,7 +8,14 @@ from collections.abc import Callable
 from attrs import frozen
 from llvmlite import ir
 
-from strata_core.kernels.cpu import attention, elementwise, expert_plan, hand_over, linear
+from strata_core.kernels.cpu import (
+    attention,
+    elementwise,
+    expert_plan,
+    hand_over,
+    linear,
+    mailbox,
+)
 from strata_core.kernels.cpu.crew import emit_crew
 from strata_core.kernels.cpu.jit import Code, Compiler
 from strata_core.kernels.cpu.target import Target
@@ -30,6 +37,8 @@ def _shared(module: ir.Module, target: Target, largest: int) -> None:
     hand_over.emit_launch(module)
     hand_over.emit_wait(module, target)
     hand_over.emit_tally(module)
+    mailbox.emit_ask(module)
+    mailbox.emit_take(module, target)
     elementwise.emit_rms_norm(module)
     elementwise.emit_rope(module)
     elementwise.emit_add(module)
@@ -59,6 +68,8 @@ SHARED = frozenset(
         "launch",
         "wait",
         "tally",
+        "ask",
+        "take",
     }
 )
 

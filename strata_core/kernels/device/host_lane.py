@@ -10,11 +10,12 @@ from typing import Literal
 
 import numpy as np
 
-from strata_core.interfaces import Expert, ExpertFiles, Source, StableSource
+from strata_core.interfaces import ExpertFiles, Source
 from strata_core.kernels.cpu.frame import Frame
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.lower import Lowering
 from strata_core.kernels.cpu.pool import Phase, StepCall
+from strata_core.kernels.cpu.serving import Serving
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.storage import Storage
 from strata_core.kernels.cpu.workspace import ExpertLayer, Workspace, served_words
@@ -34,8 +35,7 @@ class HostLane:
         library: Library,
         threads: int,
     ) -> None:
-        self.pausing = not isinstance(source, StableSource)
-        self._model, self._source = model, source
+        self._model = model
         self._library, self._threads = library, threads
         storage = Storage()
         program, limits = model.program, model.limits
@@ -45,9 +45,8 @@ class HostLane:
         self._experts = {}
         for layer, layout in experts.layouts.items():
             table = storage.zeros((experts.count, 3), np.uint64)
-            if isinstance(source, StableSource):
-                table[:] = source.addresses(layer)
             self._experts[layer] = ExpertLayer(layout, table, served_words(storage, experts))
+        self.serving = Serving(source, self._experts)
         self._numbers = {}
         for number, op in enumerate(program.ops):
             if op.kernel == "experts":
@@ -56,7 +55,6 @@ class HostLane:
         self._storage = storage
         self._tallies: dict[int, tuple[StepCall, int]] = {}
         self._phases: dict[tuple[int, str], list[Phase]] = {}
-        self._held: list[Expert] = []
 
     def _share(self, number: int, exchange: Exchange) -> None:
         """Have an op's buffers be the exchange's."""
@@ -86,7 +84,7 @@ class HostLane:
                 {},
                 self._experts,
                 self._threads,
-                pausing=False,
+                self.serving,
             )
             self._phases[layer, mode] = lowering.lower_only(self._numbers[layer])
         return self._phases[layer, mode]
@@ -101,21 +99,6 @@ class HostLane:
             self._tallies[layer] = (step, out)
         return self._tallies[layer]
 
-    # sources whose addresses hold for a layer only
-
-    def acquire(self, layer: int, tokens: int) -> None:
-        """Acquire the experts that the CPU got in a layer; `release` gives them back."""
-        picks = self._chosen[: tokens * self._model.shape.top_k]
-        needed = [int(i) for i in np.unique(picks) if i >= 0]
-        self._source.begin_layer(layer, needed)
-        for index in needed:
-            expert = Expert(layer, index)
-            view = self._source.view(expert)
-            self._held.append(expert)
-            self._experts[layer].table[index] = view.parts
-
-    def release(self) -> None:
-        """Give back what is held."""
-        held, self._held = self._held, []
-        for expert in held:
-            self._source.release(expert)
+    def close(self) -> None:
+        """End the thread that leads rounds which ask for experts."""
+        self.serving.close()
