@@ -6,7 +6,7 @@ These protocols belong to the interface that `interfaces.API` numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -83,3 +83,11 @@ class CountingExecutor(Protocol):
 
     def picks(self) -> Mapping[int, np.ndarray]:
         """How often each expert was chosen so far: int64 [experts] by layer; a copy."""
+
+
+@runtime_checkable
+class SplittingExecutor(Protocol):
+    """An executor that splits what its device does not hold between lanes."""
+
+    def lanes(self) -> Mapping[str, Any]:
+        """The split for `--json`: what was asked for, the table, the rates that were measured."""

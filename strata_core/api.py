@@ -186,6 +186,11 @@ class Model:
         """Experts and bytes served so far, by lane."""
         return self._running.counters()
 
+    @property
+    def lanes(self) -> Mapping[str, Any] | None:
+        """How misses are split between the link and the CPU; None without a device."""
+        return self._running.lanes()
+
     def profile(self) -> Profile:
         """How often each expert was chosen so far. Raises UsageError where nobody counts."""
         picks = self._running.picks()

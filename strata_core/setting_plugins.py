@@ -51,7 +51,7 @@ OPTION_WORDS = frozenset(
 
 _NUMBERS = ("low", "high")
 _FIELDS = {"kind", "help", "default", "choices", "metavar", "flag", "above", *_NUMBERS}
-_NUMERIC = ("integer", "count", "indices", "real", "gib")
+_NUMERIC = ("integer", "count", "indices", "real", "gib", "share")
 
 
 @frozen

@@ -38,7 +38,8 @@ def loaded(invocation: Invocation, name: str, **options: Any) -> Iterator[Model]
 def facts(model: Model) -> dict[str, Any]:
     """What every document about a loaded model holds.
 
-    Selections, counters, degradations, and whether tokens are those of docs/arithmetic.md.
+    Selections, counters, the split between lanes, degradations, and whether tokens are those of
+    docs/arithmetic.md.
     """
     counters = model.counters
     return {
@@ -48,6 +49,7 @@ def facts(model: Model) -> dict[str, Any]:
             lane: dict(counters.get(lane, {"experts": 0, "bytes": 0}))
             for lane in (*LANES, *(lane for lane in counters if lane not in LANES))
         },
+        "lanes": model.lanes,
         "degradations": [item.as_json() for item in model.degradations],
     }
 

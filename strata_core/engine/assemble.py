@@ -14,7 +14,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from strata_core.abilities import CountingExecutor, CountingSource
+from strata_core.abilities import CountingExecutor, CountingSource, SplittingExecutor
 from strata_core.config import cache_folder
 from strata_core.engine.able import check_built, checked_policy, unmet_wishes
 from strata_core.engine.loop import Engine
@@ -67,6 +67,10 @@ class Running:
     def picks(self) -> Mapping[int, NDArray[np.int64]] | None:
         """How often each expert was chosen so far, by layer; None where nobody counts."""
         return self.executor.picks() if isinstance(self.executor, CountingExecutor) else None
+
+    def lanes(self) -> Mapping[str, Any] | None:
+        """How misses are split between lanes; None where there is nothing to split."""
+        return self.executor.lanes() if isinstance(self.executor, SplittingExecutor) else None
 
     def close(self) -> None:
         """Free the executor, the source, the allocator and the backend, in this order."""

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 
+import numpy as np
+
 from strata_core.abilities import PartlyStableSource
 from strata_core.interfaces import Expert, Source, StableSource
 from strata_core.kernels.cpu.mailbox import (
@@ -31,6 +33,18 @@ from strata_core.kernels.cpu.workspace import ExpertLayer
 
 _DONE = b"d"
 """What the leader writes into the pipe when its round is over; anything else is a request."""
+
+
+def stable_experts(source: Source, layer: int) -> list[int]:
+    """Experts of a layer whose addresses hold for more than one round."""
+    if isinstance(source, StableSource):
+        places = source.addresses(layer)
+    elif isinstance(source, PartlyStableSource):
+        places = source.stable_addresses(layer)
+    else:
+        return []
+    found: list[int] = np.flatnonzero(places[:, 0]).tolist()
+    return found
 
 
 class Serving:
@@ -66,8 +80,7 @@ class Serving:
 
     def run(self, pool: Pool, schedule: Schedule) -> None:
         """Run a schedule with a pool, and serve what it asks for. Raises what the source raises."""
-        if self.asks:
-            self._refresh()
+        self.refresh()
         if self._complete:
             pool.run(schedule)
             return
@@ -90,7 +103,7 @@ class Serving:
         if error is not None:
             raise error
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Read the published addresses again, where they have changed since."""
         source = self._source
         if not isinstance(source, PartlyStableSource):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from attrs import evolve
@@ -227,6 +228,10 @@ class DeviceExecutor:
                 total["experts"] += count
                 total["bytes"] += count * self._model.layouts[layer].nbytes
         return totals
+
+    def lanes(self) -> Mapping[str, Any]:
+        """How misses are split between the link and the CPU, and the rates behind it."""
+        return self._maker.split.as_json(self._model.shape.top_k)
 
     def _counts(self) -> dict[int, NDArray[np.uint64]]:
         """Entries of each layer by lane, read from the device."""

@@ -6,6 +6,8 @@ the picks that fell to the CPU (others are -1), and the rows that the combine wi
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,7 +16,7 @@ from strata_core.interfaces import ExpertFiles, Source
 from strata_core.kernels.cpu.frame import Frame
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.lower import Lowering
-from strata_core.kernels.cpu.pool import Phase, StepCall
+from strata_core.kernels.cpu.pool import Phase, Pool, Schedule, StepCall
 from strata_core.kernels.cpu.serving import Serving
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.storage import Storage
@@ -42,11 +44,11 @@ class HostLane:
         self._frame = Frame(storage, limits, program.rope, program.top_k)
         self.status = storage.zeros((1,), np.uint32)
         self._work = Workspace(storage, limits, program.top_k, self.status)
-        self._experts = {}
+        self.experts = {}
         for layer, layout in experts.layouts.items():
             table = storage.zeros((experts.count, 3), np.uint64)
-            self._experts[layer] = ExpertLayer(layout, table, served_words(storage, experts))
-        self.serving = Serving(source, self._experts)
+            self.experts[layer] = ExpertLayer(layout, table, served_words(storage, experts))
+        self.serving = Serving(source, self.experts)
         self._numbers = {}
         for number, op in enumerate(program.ops):
             if op.kernel == "experts":
@@ -82,7 +84,7 @@ class HostLane:
                 self._work,
                 self._frame,
                 {},
-                self._experts,
+                self.experts,
                 self._threads,
                 self.serving,
             )
@@ -98,6 +100,18 @@ class HostLane:
             step = StepCall(self._library.address(Step("tally")), block, self._frame.one)
             self._tallies[layer] = (step, out)
         return self._tallies[layer]
+
+    def try_out(self, pool: Pool, layer: int, picks: Sequence[int]) -> float:
+        """Seconds in which a token's share of a layer is computed; nothing else may be running."""
+        phases = Schedule.of(self.phases(layer, 1))
+        self.begin(1)
+        self._chosen[:] = -1
+        self._chosen[: len(picks), 0] = picks
+        began = time.perf_counter()
+        self.serving.run(pool, phases)
+        took = time.perf_counter() - began
+        self.experts[layer].served[:] = 0
+        return took
 
     def close(self) -> None:
         """End the thread that leads rounds which ask for experts."""

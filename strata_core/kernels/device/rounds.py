@@ -27,6 +27,7 @@ from strata_core.kernels.device.exchange import word
 from strata_core.kernels.device.helper import Helper
 from strata_core.kernels.device.host_lane import HostLane
 from strata_core.kernels.device.lower import Lowering, Mode, Places, Segment
+from strata_core.kernels.device.split import Split
 from strata_core.kernels.device.workspace import Model
 from strata_core.memory.held import undo_all
 from strata_core.runtime import Runtime
@@ -79,7 +80,7 @@ class Hand:
 
 @define(eq=False)
 class Maker:
-    """Makes rounds for one bound model. `share_full`: the link takes every miss with an alias."""
+    """Makes rounds for one bound model, whose misses go where `split` says."""
 
     runtime: Runtime
     device: int
@@ -90,11 +91,11 @@ class Maker:
     helpers: Sequence[Helper]
     host: HostLane
     hand: Hand
-    share_full: bool
+    split: Split
 
     def make(self, mode: Mode) -> Round:
         """Lower, load, capture and lay out the schedule of a mode."""
-        shared = self.cells.shared_layers(link_takes_all=self.share_full)
+        shared = self.cells.shared_layers(link_takes_all=self._link_takes_all(mode.tokens))
         segments = Lowering(self.model, self.places, mode, shared).lower()
         graphs: list[int] = []
         try:
@@ -116,7 +117,7 @@ class Maker:
         self, segments: list[Segment], graphs: list[int], tokens: int
     ) -> tuple[list[Phase], list[StepCall]]:
         """The phases of a round, and the leader's steps after the last of them."""
-        by_host = self.cells.host_layers(link_takes_all=self.share_full)
+        by_host = self.cells.host_layers(link_takes_all=self._link_takes_all(tokens))
         phases: list[Phase] = []
         steps: list[StepCall] = []
         end = self.model.shape.layers
@@ -151,6 +152,10 @@ class Maker:
                 steps.append(self.hand.launch(graph, helper.stream, label))
                 awaited.append(self.hand.wait(self._word(label, helper.number), label))
         return awaited
+
+    def _link_takes_all(self, tokens: int) -> bool:
+        """Whether the link takes every miss with an alias, in a window of so many tokens."""
+        return self.split.takes_all(tokens * self.model.shape.top_k)
 
     def _word(self, ordinal: int, helper: int = 0) -> int:
         exchange = self.places.exchange
