@@ -124,7 +124,9 @@ class TieredFile:
         self._ring = Ring(self._blocks[0])
         largest = max(p.nbytes for p in self._placings.values())
         sizes = [self._placings[e].nbytes for e in kept] + [largest] * request.spares
-        self._blocks.append(Block.make(allocator, sizes, TIER, starts(sizes)))
+        # registering costs by the call: a slice holds about as many experts as a layer has
+        cuts = starts(sizes)[:: self._experts.count]
+        self._blocks.append(Block.make(allocator, sizes, TIER, cuts))
         self._tier = Tier(self._blocks[1])
 
     def _fill(self, progress: Progress) -> None:
