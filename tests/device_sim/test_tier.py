@@ -14,7 +14,7 @@ from strata_core.memory.host import HostAllocator
 from strata_core.sources.mmap import MappedFile
 from strata_core.testing.tiny import write_tiny_gguf
 
-from ..sources.tier_bench import Faults, everything, make
+from ..sources.tier_bench import Faults, everything, make  # noqa: TID252 - tests have no name
 
 
 class Registered(HostAllocator):
