@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
 
-from strata_core.interfaces import Expert, Source
+from strata_core.interfaces import Expert, Source, StableSource
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from strata_core.memory.platform.pages import PageHints
 
 
 @runtime_checkable
@@ -40,6 +42,15 @@ class PartlyStableSource(Source, Protocol):
 
         They hold until `stable_version` changes or the source is closed.
         """
+
+
+@runtime_checkable
+class PagedSource(StableSource, Protocol):
+    """A source whose experts lie in a mapped file, perhaps not all of it in memory."""
+
+    @property
+    def page_hints(self) -> PageHints | None:
+        """How to tell the system which pages come next; None where that is of no use."""
 
 
 @frozen(eq=False)

@@ -15,6 +15,7 @@ from strata_core.kernels.cpu import (
     hand_over,
     linear,
     mailbox,
+    page_steps,
 )
 from strata_core.kernels.cpu.crew import emit_crew
 from strata_core.kernels.cpu.jit import Code, Compiler
@@ -38,6 +39,7 @@ def _shared(module: ir.Module, target: Target, largest: int) -> None:
     hand_over.emit_wait(module, target)
     hand_over.emit_tally(module)
     mailbox.emit_ask(module)
+    page_steps.emit_advise(module)
     mailbox.emit_take(module, target)
     elementwise.emit_rms_norm(module)
     elementwise.emit_rope(module)
@@ -70,6 +72,7 @@ SHARED = frozenset(
         "tally",
         "ask",
         "take",
+        "advise",
     }
 )
 

@@ -193,6 +193,7 @@ class Lowering(Builder):
         check_experts(self._int(op, "layer"), layer.layout, _unsupported)
         source = self._input(x, gate.type)
         if not self.serving.asks:
+            self._hint(op, layer)
             self._groups(op, layer, source, self._at(op, "picks"))
         else:
             self._in_waves(op, layer, source)
@@ -220,6 +221,16 @@ class Lowering(Builder):
             self.phases[-1].leader = True
             self._groups(op, layer, source, now, "leader")
         self._end_phase()
+
+    def _hint(self, op: Op, layer: ExpertLayer) -> None:
+        """Have the system begin to read the pages of all experts that are picked."""
+        hints = self.serving.hints
+        if hints is None:
+            return
+        sizes = self.work.storage.words([part.nbytes for part in layer.layout.parts])
+        args = [self._at(op, "picks"), self.frame.count("pick"), layer.table.ctypes.data, sizes]
+        args += [hints.function, hints.will_need]
+        self._together(self._one_unit(), Step("advise"), args, self.frame.one)
 
     def _one_unit(self) -> str:
         """The domain of a step with one unit; with a single token it may follow the routing."""

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from strata_core.abilities import PartlyStableSource
+from strata_core.abilities import PagedSource, PartlyStableSource
 from strata_core.interfaces import Expert, Source, StableSource
 from strata_core.kernels.cpu.mailbox import (
     COUNT,
@@ -51,6 +51,7 @@ class Serving:
     """Keeps the tables of `layers` and serves the mailbox. One thread calls it, the engine's.
 
     `asks` is False where every expert has an address that holds: then no round needs the mailbox.
+    `hints` says how rounds tell the system which pages they read next, where that is of use.
     After a failed request the round is computed to its end, as rubbish, and `run` raises what the
     source raised; the next round begins anew. Nothing is held between rounds.
     """
@@ -58,6 +59,7 @@ class Serving:
     def __init__(self, source: Source, layers: Mapping[int, ExpertLayer]) -> None:
         self._source, self._layers = source, layers
         self.asks = not isinstance(source, StableSource)
+        self.hints = source.page_hints if isinstance(source, PagedSource) else None
         self.box = aligned_words(MAILBOX_WORDS)
         self.send = write_function()
         self.waited = self.requests = 0
