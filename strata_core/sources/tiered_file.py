@@ -23,17 +23,15 @@ from strata_core.interfaces import (
     Expert,
     ExpertFiles,
     Progress,
-    Region,
     Source,
     SourceContext,
     View,
 )
 from strata_core.memory.address import address_of, bytes_at
 from strata_core.memory.platform.direct import BLOCK
-from strata_core.memory.spans import reach
 from strata_core.pack.reads import ReadCheck
 from strata_core.plan.plan import gib
-from strata_core.sources.cells import Block, Cell, Ring, Tier
+from strata_core.sources.cells import Block, Cell, CellMove, Ring, Tier, cell_of, view_of
 from strata_core.sources.copies import CopyCheck
 from strata_core.sources.reading import ExpertReader, Placing, Reading
 from strata_core.sources.tier_sizes import fitting, placings, ring_sizes, starts, tier_order
@@ -225,7 +223,7 @@ class TieredFile:
             self._ring.hold(cell)
             let_go = self._ring.let_go
         self._held.setdefault(expert, _Held()).cells.append((let_go, cell))
-        return _view(cell, region)
+        return view_of(cell, region)
 
     def _arrived(self, expert: Expert, placing: Placing) -> Cell:
         """The ring's cell with the expert's bytes."""
@@ -319,12 +317,12 @@ class TieredFile:
         cell = self._tier.take(placing)
         if cell is None:
             return None
-        return _CellMove(expert, "demote", cell.parts(), cell)
+        return CellMove(expert, "demote", cell.parts(), cell)
 
     def begin_promote(self, expert: Expert) -> Move | None:
         """The expert's cell serves until `commit`; None where it has none."""
         self._placing(expert)
-        return _CellMove(expert, "promote", None, None) if expert in self._tier else None
+        return CellMove(expert, "promote", None, None) if expert in self._tier else None
 
     def commit(self, move: Move) -> None:
         """Show the demoted expert, or give the promoted one's cell up."""
@@ -333,7 +331,7 @@ class TieredFile:
             self._version += 1
             self._tier.retire(move.expert)
             return
-        cell = _cell_of(move)
+        cell = cell_of(move)
         try:
             if self._copies is not None:
                 self._copies.check(move.expert, cell.parts())
@@ -345,7 +343,7 @@ class TieredFile:
     def abort(self, move: Move) -> None:
         """The cell is free again, or stays what it was."""
         if move.kind == "demote":
-            self._tier.give(_cell_of(move))
+            self._tier.give(cell_of(move))
 
     # the end
 
@@ -375,29 +373,6 @@ class TieredFile:
             self._copies.close()
         for block in self._blocks:
             block.close()
-
-
-@frozen(eq=False)
-class _CellMove(Move):
-    """A move that knows its cell."""
-
-    cell: Cell | None
-
-
-def _cell_of(move: Move) -> Cell:
-    assert isinstance(move, _CellMove), "a source is given its own moves"
-    assert move.cell is not None, "a demoted expert has one"
-    return move.cell
-
-
-def _view(cell: Cell, region: Region | None) -> View:
-    parts = cell.parts()
-    dma, alias = False, None
-    if region is not None:
-        dma, alias = reach(region, cell.address, cell.nbytes)
-    if alias is not None:
-        alias += parts[0] - cell.address
-    return View(parts, in_ram=True, dma=dma, alias=alias)
 
 
 def build(context: SourceContext) -> Source:

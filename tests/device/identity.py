@@ -3,9 +3,10 @@
     python tests/device/identity.py --backend NAME MODEL [MODEL ...] [--matrix] [--devices N]
 
 For each model the CPU backend computes a short prompt with greedy continuation, a sampled one and
-(with --long) a prompt of 1,900 tokens; then the backend does the same over sources, cache sizes and
-pinning. Prints a line for each way: the hash of the first logits, whether logits and tokens are the
-CPU's, and who computed how many experts. Leaves with 1 where one is not equal.
+(with --long) a prompt of 1,900 tokens; then the backend does the same over sources, tiers of 0 to
+100 % of the experts, cache sizes, shares of the link and pinning. Prints a line for each way: the
+hash of the first logits, whether logits and tokens are the CPU's, and who computed how many
+experts. Leaves with 1 where one is not equal.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "plugins/hip")]
 
 import strata_core  # noqa: E402
+from strata_core.api import make_plan  # noqa: E402
 from strata_core.engine.messages import Finished  # noqa: E402
 
 Way = dict[str, Any]
@@ -42,24 +44,49 @@ PLACES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 )  # fmt: skip
 """Where experts that no device holds lie: a name, the source, the variables."""
 
+TIERS = (0, 20, 50, 100)
+"""Percent of the experts' bytes that a tier keeps; the others are read from the file."""
+
+SHARES = ("auto", "0", "0.37", "1")
+"""Of the experts that no device holds, the part that the device fetches over the link."""
+
+SPLIT = ("arena", "path 2", "tier 50 %")
+"""Places at which every share is tried."""
+
 CACHES = ("0", "1", "half", "auto")
 
 
-def ways(*, all_caches: bool, devices: int) -> list[tuple[str, Way, Mapping[str, str]]]:
+def places(model: Path, backend: str, devices: int) -> Iterator[tuple[str, Way, Mapping[str, str]]]:
+    """Name, options and variables of every place; a tier serves one device alone."""
+    for name, source, variables in PLACES:
+        yield name, {"source": source}, variables
+    for percent in TIERS if devices == 1 else ():
+        budget = tier_budget(model, backend, percent / 100)
+        yield f"tier {percent} %", {"source": "tiered-file", "ram_budget": budget}, {}
+
+
+def tier_budget(model: Path, backend: str, share: float) -> float:
+    """The --ram-budget, in GiB, with which a tier keeps such a share of the experts' bytes."""
+    plan = make_plan(model, backend=backend, source="tiered-file", ram_budget=1024).plan
+    ram = next(tier for tier in plan.tiers if tier.name == "ram")
+    parts = {item.what: item.nbytes for item in ram.items}
+    cells = parts.pop("experts")
+    return (sum(parts.values()) + share * cells + 1) / 2**30
+
+
+def ways(model: Path, asked: argparse.Namespace) -> Iterator[tuple[str, Way, Mapping[str, str]]]:
     """Name, options and variables of every way; "half" stands for half the model's experts.
 
     With more than one device the others get two experts each as helpers.
     """
-    found: list[tuple[str, Way, Mapping[str, str]]] = []
-    helpers = {f"expert_cache_device{n}": "2" for n in range(1, devices)}
-    for cache in CACHES:
-        for place, source, variables in PLACES:
-            if not all_caches and cache != "half" and place != "arena":
-                continue
-            options = {"expert_cache": cache, "source": source, **helpers}
-            name = f"{place}, cache {cache}" + (f", {devices} devices" if helpers else "")
-            found.append((name, options, variables))
-    return found
+    helpers = {f"expert_cache_device{n}": "2" for n in range(1, asked.devices)}
+    for place, options, variables in places(model, asked.backend, asked.devices):
+        for cache in CACHES if asked.matrix or place == "arena" else ("half",):
+            for share in SHARES if asked.matrix or place in SPLIT else ("auto",):
+                name = f"{place}, cache {cache}, share {share}"
+                name += f", {asked.devices} devices" if helpers else ""
+                more = {"expert_cache": cache, "pcie_frac": share, **helpers}
+                yield name, {**options, **more}, variables
 
 
 def run(model: Path, options: Way, prompts: Mapping[str, tuple[int, ...]]) -> Iterator[Any]:
@@ -106,7 +133,7 @@ def check(model: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
     expected = {n: (a, b) for n, a, b, _ in run(model, {"backend": "cpu"}, prompts)}
     lines = []
     more = {"sim_devices": asked.devices} if asked.backend == "sim" else {}
-    for name, options, variables in ways(all_caches=asked.matrix, devices=asked.devices):
+    for name, options, variables in ways(model, asked):
         if asked.only and asked.only not in name:
             continue
         given = {**options, **more, "backend": asked.backend}
@@ -141,7 +168,7 @@ def check(model: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
         )
         line = lines[-1]
         verdict = "equal" if line["equal"] else f"DIFFERS {same} {error[:300]}"
-        print(f"{model.name:18} {name:38} {line['hash']:16} {verdict} {line['served']}", flush=True)
+        print(f"{model.name:18} {name:40} {line['hash']:16} {verdict} {line['served']}", flush=True)
     return lines
 
 
@@ -151,7 +178,7 @@ def main() -> int:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--long", action="store_true")
-    parser.add_argument("--matrix", action="store_true", help="every cache size at every place")
+    parser.add_argument("--matrix", action="store_true", help="all sizes and shares everywhere")
     parser.add_argument("--devices", type=int, default=1, help="the others are helpers")
     parser.add_argument("--only")
     parser.add_argument("--debug", action="store_true")
