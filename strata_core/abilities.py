@@ -102,3 +102,14 @@ class SplittingExecutor(Protocol):
 
     def lanes(self) -> Mapping[str, Any]:
         """The split for `--json`: what was asked for, the table, the rates that were measured."""
+
+
+@runtime_checkable
+class AskingExecutor(Protocol):
+    """An executor that asks its source for experts which have no address that holds."""
+
+    def asked(self) -> Mapping[str, int]:
+        """How often, so far: experts, bytes, requests, answer_us; empty where it never asks.
+
+        The lane that computes them counts the same experts.
+        """

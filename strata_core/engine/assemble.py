@@ -14,7 +14,12 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from strata_core.abilities import CountingExecutor, CountingSource, SplittingExecutor
+from strata_core.abilities import (
+    AskingExecutor,
+    CountingExecutor,
+    CountingSource,
+    SplittingExecutor,
+)
 from strata_core.config import cache_folder
 from strata_core.engine.able import check_built, checked_policy, unmet_wishes
 from strata_core.engine.loop import Engine
@@ -58,8 +63,10 @@ class Running:
     parts: ExitStack
 
     def counters(self) -> dict[str, Mapping[str, int]]:
-        """Experts and bytes by lane: the executor's, and the source's own."""
+        """Experts and bytes by lane: the executor's, what it asked for, and the source's own."""
         found = dict(self.executor.counters())
+        if isinstance(self.executor, AskingExecutor) and (asked := self.executor.asked()):
+            found["asked"] = asked
         if isinstance(self.source, CountingSource):
             found |= self.source.counters()
         return found

@@ -59,7 +59,11 @@ class Bound:
         assert logits.tobytes() == self.lab.cpu(self.checkpoint).tobytes()
 
     def served(self):
-        return {n: lane["experts"] for n, lane in self.executor.counters().items()}
+        counters, asked = self.executor.counters(), self.executor.asked()
+        # a layer's experts are asked for together, and computed by the CPU alone
+        assert asked["requests"] <= asked["experts"] <= counters["cpu"]["experts"]
+        assert (asked["answer_us"] > 0) == (asked["experts"] > 0)
+        return {n: lane["experts"] for n, lane in counters.items()}
 
     def close(self):
         self.executor.close()

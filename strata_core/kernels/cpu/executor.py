@@ -147,6 +147,10 @@ class CpuExecutor:
         nbytes = sum(count * self._experts[n].layout.nbytes for n, count in served.items())
         return {"cpu": {"experts": sum(served.values()), "bytes": nbytes}}
 
+    def asked(self) -> Mapping[str, int]:
+        """Experts that the source had to be asked for in rounds."""
+        return self._serving.counters()
+
     def picks(self) -> Mapping[int, NDArray[np.int64]]:
         """How often each expert was chosen so far, by layer."""
         return {n: layer.served[2:].copy() for n, layer in self._experts.items()}

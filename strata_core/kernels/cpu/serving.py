@@ -62,7 +62,7 @@ class Serving:
         self.hints = source.page_hints if isinstance(source, PagedSource) else None
         self.box = aligned_words(MAILBOX_WORDS)
         self.send = write_function()
-        self.waited = self.requests = 0
+        self._counts = {"experts": 0, "bytes": 0, "requests": 0, "answer_us": 0}
         self._version: int | None = None
         self._complete = not self.asks
         self._held: list[Expert] = []
@@ -90,20 +90,28 @@ class Serving:
         self.box[FAILED] = 0
         if self._leader is None:
             self._leader = _Leader(self._pipe[1])
-        error: BaseException | None = None
         self._leader.start(pool, schedule)
-        while os.read(self._pipe[0], 1) != _DONE:
-            if error is not None:
-                continue
-            try:
-                self._serve()
-            except BaseException as caught:  # noqa: BLE001 - raised when the round is over
-                error = caught
-                self.box[FAILED] = 1
+        error = self._serve_until_done(self._pipe[0])
         self._let_go()
         self._leader.finish()
         if error is not None:
             raise error
+
+    def _serve_until_done(self, pipe: int) -> BaseException | None:
+        """Serve requests until the leader is done; the first error, after which none is served.
+
+        An interrupt counts as one: the round must come to its end before anything else happens.
+        """
+        error: BaseException | None = None
+        while True:
+            try:
+                if os.read(pipe, 1) == _DONE:
+                    return error
+                if error is None:
+                    self._serve()
+            except BaseException as caught:  # noqa: BLE001 - raised when the round is over
+                error = error or caught
+                self.box[FAILED] = 1
 
     def refresh(self) -> None:
         """Read the published addresses again, where they have changed since."""
@@ -134,8 +142,11 @@ class Serving:
                 table[index] = parts
             with self._order:
                 self.box[LANDED] = landed
-        self.requests += 1
-        self.waited += time.perf_counter_ns() - began
+        layout = self._layers[number].layout
+        self._counts["requests"] += 1
+        self._counts["experts"] += len(wanted)
+        self._counts["bytes"] += len(wanted) * layout.nbytes
+        self._counts["answer_us"] += (time.perf_counter_ns() - began) // 1000
 
     def _let_go(self) -> None:
         """Give back what the last request acquired; nothing computes with it any more."""
@@ -145,8 +156,8 @@ class Serving:
             self._source.release(expert)
 
     def counters(self) -> dict[str, int]:
-        """Requests so far, and the microseconds in which the source answered them."""
-        return {"requests": self.requests, "answer_us": self.waited // 1000}
+        """Experts that the source was asked for, their bytes, the requests and their time."""
+        return dict(self._counts) if self.asks else {}
 
     def close(self) -> None:
         """End the thread that leads. Calling it again does nothing."""

@@ -229,6 +229,10 @@ class DeviceExecutor:
                 total["bytes"] += count * self._model.layouts[layer].nbytes
         return totals
 
+    def asked(self) -> Mapping[str, int]:
+        """Experts that the CPU's lane had to ask the source for."""
+        return self._maker.host.serving.counters()
+
     def lanes(self) -> Mapping[str, Any]:
         """How misses are split between the link and the CPU, and the rates behind it."""
         return self._maker.split.as_json(self._model.shape.top_k)

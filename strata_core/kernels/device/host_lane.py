@@ -102,13 +102,13 @@ class HostLane:
         return self._tallies[layer]
 
     def try_out(self, pool: Pool, layer: int, picks: Sequence[int]) -> float:
-        """Seconds in which a token's share of a layer is computed; nothing else may be running."""
+        """Seconds for experts of a layer whose addresses are known; nothing else may be running."""
         phases = Schedule.of(self.phases(layer, 1))
         self.begin(1)
         self._chosen[:] = -1
         self._chosen[: len(picks), 0] = picks
         began = time.perf_counter()
-        self.serving.run(pool, phases)
+        pool.run(phases)
         took = time.perf_counter() - began
         self.experts[layer].served[:] = 0
         return took
