@@ -89,12 +89,14 @@ def test_any_tier_cache_and_share_has_the_bits_of_the_cpu(lab, tiny_file, cache,
     bound.close()
 
 
-@pytest.mark.parametrize("helpers", [(3,), (0, 5)])
+@pytest.mark.parametrize("helpers", [(3,), (0, 5), (14,)])
 def test_helpers_beside_a_tier(lab, tiny_file, helpers):
     asked = {f"expert_cache_device{n}": count for n, count in enumerate(helpers, 1)}
     bound = Bound(lab, tiny_file(), 4, expert_cache=2, pcie_frac=0.5, **asked)
     bound.same(3)
-    assert bound.served()["helper"] > 0
+    served = bound.served()
+    assert served["helper"] > 0
+    assert (served["cpu"] + served["pcie"] > 0) == (sum(helpers) < 14), "2 and 14 are all experts"
     bound.close()
 
 

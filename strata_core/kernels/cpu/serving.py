@@ -68,7 +68,7 @@ class Serving:
         self._held: list[Expert] = []
         self._order = threading.Lock()
         self._leader: _Leader | None = None
-        self._pipe: tuple[int, int] | None = os.pipe() if self.asks else None
+        self._pipe: tuple[int, int] | None = None
         if isinstance(source, StableSource):
             for number, layer in layers.items():
                 layer.table[:] = source.addresses(number)
@@ -76,7 +76,13 @@ class Serving:
     @property
     def pipe(self) -> int:
         """Where requests are announced."""
-        return self._pipe[1] if self._pipe else -1
+        return self._ends()[1]
+
+    def _ends(self) -> tuple[int, int]:
+        """The pipe's ends, made when they are first asked for."""
+        if self._pipe is None:
+            self._pipe = os.pipe()
+        return self._pipe
 
     # rounds
 
@@ -86,12 +92,12 @@ class Serving:
         if self._complete:
             pool.run(schedule)
             return
-        assert self._pipe is not None, "a mailbox that asks has its pipe"
+        reading, writing = self._ends()
         self.box[FAILED] = 0
         if self._leader is None:
-            self._leader = _Leader(self._pipe[1])
+            self._leader = _Leader(writing)
         self._leader.start(pool, schedule)
-        error = self._serve_until_done(self._pipe[0])
+        error = self._serve_until_done(reading)
         self._let_go()
         self._leader.finish()
         if error is not None:

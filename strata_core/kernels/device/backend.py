@@ -163,8 +163,12 @@ class DeviceBackend:
             np.zeros(2, np.int64),
         )
         host = HostLane(model, exchange, experts, source, self._library, self._pool.threads)
-        split = self._split(placement, cells, host)
-        placement.put_split(split.table)
+        try:
+            split = self._split(placement, cells, host)
+            placement.put_split(split.table)
+        except BaseException:
+            host.close()
+            raise
         maker = Maker(
             self.runtime,
             placement.device,
