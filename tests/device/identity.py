@@ -56,31 +56,37 @@ SPLIT = ("arena", "path 2", "tier 50 %")
 CACHES = ("0", "1", "half", "auto")
 
 
-def places(model: Path, backend: str, devices: int) -> Iterator[tuple[str, Way, Mapping[str, str]]]:
-    """Name, options and variables of every place; a tier serves one device alone."""
+def places(devices: int) -> Iterator[tuple[str, Way, Mapping[str, str]]]:
+    """Name, options and variables of every place; a tier serves one device alone.
+
+    "tier" is the part of the experts' bytes that a tier keeps; `with_budget` makes a setting of it.
+    """
     for name, source, variables in PLACES:
         yield name, {"source": source}, variables
     for percent in TIERS if devices == 1 else ():
-        budget = tier_budget(model, backend, percent / 100)
-        yield f"tier {percent} %", {"source": "tiered-file", "ram_budget": budget}, {}
+        yield f"tier {percent} %", {"source": "tiered-file", "tier": percent / 100}, {}
 
 
-def tier_budget(model: Path, backend: str, share: float) -> float:
-    """The --ram-budget, in GiB, with which a tier keeps such a share of the experts' bytes."""
-    plan = make_plan(model, backend=backend, source="tiered-file", ram_budget=1024).plan
+def with_budget(model: Path, options: Way) -> Way:
+    """The options with the --ram-budget that keeps as much as "tier" says in place of it."""
+    if "tier" not in options:
+        return options
+    asked = {key: value for key, value in options.items() if key != "tier"}
+    plan = make_plan(model, **asked, ram_budget=1024).plan
     ram = next(tier for tier in plan.tiers if tier.name == "ram")
     parts = {item.what: item.nbytes for item in ram.items}
     cells = parts.pop("experts")
-    return (sum(parts.values()) + share * cells + 1) / 2**30
+    nbytes = sum(parts.values()) + options["tier"] * cells + 1
+    return {**asked, "ram_budget": nbytes / 2**30}
 
 
-def ways(model: Path, asked: argparse.Namespace) -> Iterator[tuple[str, Way, Mapping[str, str]]]:
+def ways(asked: argparse.Namespace) -> Iterator[tuple[str, Way, Mapping[str, str]]]:
     """Name, options and variables of every way; "half" stands for half the model's experts.
 
     With more than one device the others get two experts each as helpers.
     """
     helpers = {f"expert_cache_device{n}": "2" for n in range(1, asked.devices)}
-    for place, options, variables in places(model, asked.backend, asked.devices):
+    for place, options, variables in places(asked.devices):
         for cache in CACHES if asked.matrix or place == "arena" else ("half",):
             for share in SHARES if asked.matrix or place in SPLIT else ("auto",):
                 name = f"{place}, cache {cache}, share {share}"
@@ -133,7 +139,7 @@ def check(model: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
     expected = {n: (a, b) for n, a, b, _ in run(model, {"backend": "cpu"}, prompts)}
     lines = []
     more = {"sim_devices": asked.devices} if asked.backend == "sim" else {}
-    for name, options, variables in ways(model, asked):
+    for name, options, variables in ways(asked):
         if asked.only and asked.only not in name:
             continue
         given = {**options, **more, "backend": asked.backend}
@@ -141,7 +147,7 @@ def check(model: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
             given["expert_cache"] = str(experts_of(model) // 2)
         os.environ.update(variables)
         try:
-            found = list(run(model, given, prompts))
+            found = list(run(model, with_budget(model, given), prompts))
             error = ""
         except Exception as problem:  # told as a line of the table
             found, error = [], " ".join(str(problem).split())
