@@ -209,6 +209,11 @@ class Model:
         """What --verify-reads has compared so far; see docs/pack.md."""
         return reads_report(self.checkpoint.experts, self._settings.verify_reads)
 
+    @property
+    def lanes(self) -> Mapping[str, Any] | None:
+        """How misses are split between the link and the CPU; None without a device."""
+        return self._running.lanes()
+
     def profile(self) -> Profile:
         """How often each expert was chosen so far. Raises UsageError where nobody counts."""
         picks = self._running.picks()

@@ -25,6 +25,7 @@ Kind = Literal[
     "indices",
     "real",
     "gib",
+    "share",
     "choice",
     "path",
     "text",
@@ -47,10 +48,11 @@ class Setting:
     `flag` is None where there is none; a switch's flag takes no value. `env` is its environment
     variable. `kind` says how a value is read, together with `choices`, `low` and `high` (inclusive,
     or exclusive at the low end where `above`); a "count" is a whole number or one of `choices`,
-    "gib" a number of GiB or one of them, "indices" are different whole numbers. Giving a switch
-    with an `alias` means giving `source` that value. A `pending` setting belongs to a
-    later version: it is not shown, and giving it is an error. The value of a `secret` one is never
-    shown. `distribution` and `version` say which plugin declares it; they are empty for core's own.
+    "gib" a number of GiB or one of them, "share" a number or one of them, "indices" are different
+    whole numbers. Giving a switch with an `alias` means giving `source` that value. A `pending`
+    setting belongs to a later version: it is not shown, and giving it is an error. The value of a
+    `secret` one is never shown. `distribution` and `version` say which plugin declares it; they are
+    empty for core's own.
     """
 
     key: str
@@ -79,7 +81,7 @@ class Setting:
     @property
     def values(self) -> tuple[str, ...]:
         """What may be given, in words for help texts: choices, a metavar, or both."""
-        numbers = not self.choices or self.kind in ("count", "gib")
+        numbers = not self.choices or self.kind in ("count", "gib", "share")
         return (*((self.metavar,) if self.metavar and numbers else ()), *self.choices)
 
     def parse(self, value: Any) -> Any:
@@ -181,7 +183,7 @@ def _real(setting: Setting, value: Any) -> float:
     return _within(setting, number, what)
 
 
-def _gib(setting: Setting, value: Any) -> float | str:
+def _real_or_word(setting: Setting, value: Any) -> float | str:
     return value if isinstance(value, str) and value in setting.choices else _real(setting, value)
 
 
@@ -196,7 +198,7 @@ def _bounds(setting: Setting) -> str:
     text = f"{'above' if setting.above else 'of at least'} {setting.low:.15g}"
     if setting.high != _LARGEST:
         text += f" and at most {setting.high:.15g}"
-    if setting.kind == "gib" and setting.choices:
+    if setting.kind in ("gib", "share") and setting.choices:
         text += f", or {' or '.join(setting.choices)},"
     return text
 
@@ -227,7 +229,8 @@ _PARSERS: dict[str, Callable[[Setting, Any], Any]] = {
     "count": _count,
     "indices": _indices,
     "real": _real,
-    "gib": _gib,
+    "gib": _real_or_word,
+    "share": _real_or_word,
     "choice": _choice,
     "path": _path,
     "text": _text,
@@ -244,6 +247,7 @@ def made(key: str, kind: Kind, group: Group, help: str, **more: Any) -> Setting:
         "count": "N",
         "indices": "N,...",
         "real": "F",
+        "share": "F",
         "name": "NAME",
         "path": "FILE",
     }

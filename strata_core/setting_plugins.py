@@ -52,7 +52,7 @@ OPTION_WORDS = frozenset(
 
 _NUMBERS = ("low", "high")
 _FIELDS = {"kind", "help", "default", "choices", "metavar", "flag", "secret", "above", *_NUMBERS}
-_NUMERIC = ("integer", "count", "indices", "real", "gib")
+_NUMERIC = ("integer", "count", "indices", "real", "gib", "share")
 
 
 @frozen

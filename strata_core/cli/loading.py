@@ -38,8 +38,8 @@ def loaded(invocation: Invocation, name: str, **options: Any) -> Iterator[Model]
 def facts(model: Model) -> dict[str, Any]:
     """What every document about a loaded model holds.
 
-    Selections, counters, reads that were verified, degradations, the plan beside what became of it,
-    and whether tokens are those of docs/arithmetic.md.
+    Selections, counters, the split between lanes, reads that were verified, degradations, the plan
+    beside what became of it, and whether tokens are those of docs/arithmetic.md.
     """
     counters = model.counters
     return {
@@ -51,6 +51,7 @@ def facts(model: Model) -> dict[str, Any]:
         },
         "reads": model.reads,
         "plan": model.beside.as_json(counters),
+        "lanes": model.lanes,
         "degradations": [item.as_json() for item in model.degradations],
     }
 

@@ -14,7 +14,12 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from strata_core.abilities import CountingExecutor, CountingSource
+from strata_core.abilities import (
+    AskingExecutor,
+    CountingExecutor,
+    CountingSource,
+    SplittingExecutor,
+)
 from strata_core.checkpoint.whole import WholeFiles
 from strata_core.config import cache_folder
 from strata_core.engine.able import check_built, checked_policy, unmet_wishes
@@ -80,8 +85,10 @@ class Running:
         return actual(self.backend, self.allocator, plan, simulated=simulated)
 
     def counters(self) -> dict[str, Mapping[str, int]]:
-        """Experts and bytes by lane: the executor's, and the source's own."""
+        """Experts and bytes by lane: the executor's, what it asked for, and the source's own."""
         found = dict(self.executor.counters())
+        if isinstance(self.executor, AskingExecutor) and (asked := self.executor.asked()):
+            found["asked"] = asked
         if isinstance(self.source, CountingSource):
             found |= self.source.counters()
         return found
@@ -89,6 +96,10 @@ class Running:
     def picks(self) -> Mapping[int, NDArray[np.int64]] | None:
         """How often each expert was chosen so far, by layer; None where nobody counts."""
         return self.executor.picks() if isinstance(self.executor, CountingExecutor) else None
+
+    def lanes(self) -> Mapping[str, Any] | None:
+        """How misses are split between lanes; None where there is nothing to split."""
+        return self.executor.lanes() if isinstance(self.executor, SplittingExecutor) else None
 
     def close(self) -> None:
         """Free the executor, the source, the allocator and the backend, in this order."""
