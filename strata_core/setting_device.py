@@ -8,6 +8,7 @@ MOST_HELPERS = 3
 """Devices beside the first that may hold experts."""
 
 _MOST_GIB = 2**20
+_MOST_ROUNDS = 2**20
 
 
 def _helper(number: int) -> Setting:
@@ -54,6 +55,24 @@ DEVICE_SETTINGS: tuple[Setting, ...] = (
         "path",
         "memory",
         "Write what this run asks for, added to the profile it was given, to this file at its end.",
+    ),
+    made(
+        "adapt_every",
+        "integer",
+        "device",
+        "Rounds after which experts that are asked for more change places with those in the first "
+        "device's cache that are asked for less; 0: they never do.",
+        default=4,
+        high=_MOST_ROUNDS,
+    ),
+    made(
+        "adapt_swaps",
+        "integer",
+        "device",
+        "The most experts that change places each time; only those that gain by it do.",
+        default=96,
+        low=1,
+        high=_MOST_ROUNDS,
     ),
     made(
         "vram_budget",

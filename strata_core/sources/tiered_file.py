@@ -299,12 +299,14 @@ class TieredFile:
         cell = self._tier.take(placing)
         if cell is None:
             return None
-        return _CellMove(expert, "demote", cell.parts(), cell)
+        region = self._blocks[1].region
+        dma = region is not None and reach(region, cell.address, cell.nbytes)[0]
+        return _CellMove(expert, "demote", cell.parts(), dma, cell)
 
     def begin_promote(self, expert: Expert) -> Move | None:
         """The expert's cell serves until `commit`; None where it has none."""
         self._placing(expert)
-        return _CellMove(expert, "promote", None, None) if expert in self._tier else None
+        return _CellMove(expert, "promote", None) if expert in self._tier else None
 
     def commit(self, move: Move) -> None:
         """Show the demoted expert, or give the promoted one's cell up."""
@@ -359,7 +361,7 @@ class TieredFile:
 class _CellMove(Move):
     """A move that knows its cell."""
 
-    cell: Cell | None
+    cell: Cell | None = None
 
 
 def _cell_of(move: Move) -> Cell:

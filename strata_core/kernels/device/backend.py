@@ -7,8 +7,11 @@ from contextlib import suppress
 
 import numpy as np
 
+from strata_core.abilities import AdaptiveSource
 from strata_core.builtin import CPU
+from strata_core.cache.adaptive import EXCHANGE_MARGIN, MARGIN, Demand, Timetable
 from strata_core.cache.rank import ranking as evenly
+from strata_core.cache.swaps import Swapper
 from strata_core.errors import StrataError
 from strata_core.interfaces import (
     BackendContext,
@@ -24,6 +27,8 @@ from strata_core.interfaces import (
 from strata_core.kernels.cpu.backend import compiler_of, threads_of
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
+from strata_core.kernels.device.adapting import Adaptation, DeviceTable
+from strata_core.kernels.device.cells import Cells
 from strata_core.kernels.device.executor import PATIENCE, DeviceExecutor
 from strata_core.kernels.device.host_lane import HostLane
 from strata_core.kernels.device.layout import MOST_TOKENS
@@ -168,6 +173,7 @@ class DeviceBackend:
             self._library,
             self._pool,
             lambda: self._drop(placement),
+            self._adaptation(placement, experts, source, cells, host),
         )
         progress.start("compiling kernels", 0)
         try:
@@ -179,6 +185,49 @@ class DeviceBackend:
         finally:
             progress.done()
         return executor
+
+    def _adaptation(
+        self,
+        placement: Placement,
+        experts: ExpertFiles,
+        source: Source,
+        cells: Cells,
+        host: HostLane,
+    ) -> Adaptation | None:
+        """What keeps the first device's cache in step; None where nothing is to move."""
+        moving, pool = placement.moving, placement.pool
+        if moving is None or pool is None:
+            return None
+        layouts = {layer: experts.layouts[layer] for layer in placement.model.routed}
+        demand = Demand.of(layouts, experts.count, placement.order.ranking)
+        for expert in placement.resident:
+            demand.bar(expert, barred=expert not in pool.places)
+        demand.inside[[demand.number(expert) for expert in pool.places]] = True
+        table = DeviceTable(
+            runtime=self.runtime,
+            stream=placement.stream,
+            cells=cells,
+            mirror=moving.mirror,
+            target=moving.target,
+            nbytes=moving.nbytes,
+            layouts=experts.layouts,
+            source=source,
+            host=host,
+            linked=bool(self.options.link_share),
+        )
+        swapper = Swapper(
+            runtime=self.runtime,
+            pool=pool,
+            layouts=experts.layouts,
+            source=source,
+            table=table,
+            demand=demand,
+            degrade=self._degrade,
+            patience=self._patience,
+            buffers=list(moving.buffers),
+        )
+        margin = EXCHANGE_MARGIN if isinstance(source, AdaptiveSource) else MARGIN
+        return Adaptation(Timetable(self.options.pace, demand, margin), swapper, table)
 
     def _drop(self, placement: Placement) -> None:
         if placement in self._placements:

@@ -6,6 +6,7 @@ the picks that fell to the CPU (others are -1), and the rows that the combine wi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -100,6 +101,15 @@ class HostLane:
             step = StepCall(self._library.address(Step("tally")), block, self._frame.one)
             self._tallies[layer] = (step, out)
         return self._tallies[layer]
+
+    def refresh(self, experts: Iterable[Expert]) -> None:
+        """Ask the source again where these experts are; between rounds."""
+        if self.pausing:
+            return  # it is asked in every round
+        for expert in experts:
+            view = self._source.view(expert)
+            self._source.release(expert)
+            self._experts[expert.layer].table[expert.index] = view.parts
 
     # sources whose addresses hold for a layer only
 

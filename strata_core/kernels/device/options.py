@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from strata_core.cache.adaptive import Pace
 from strata_core.cache.amount import Amount, Wish
 from strata_core.errors import UsageError
 from strata_core.kernels.device.exchange import MOST_HELPERS
@@ -20,7 +21,8 @@ class DeviceOptions:
     """`device` computes the model, `helpers` are the devices of helpers 1 to 3.
 
     `cache` and `helper_caches` say how many experts each holds, `budget` the most bytes to take of
-    the first device, `link_share` the part of the misses that goes over the link.
+    the first device, `link_share` the part of the misses that goes over the link, `pace` how fast
+    experts of the first device's cache change places with others.
     """
 
     device: int
@@ -29,6 +31,7 @@ class DeviceOptions:
     helper_caches: tuple[Wish, ...]
     budget: int | None
     link_share: float
+    pace: Pace
 
     @property
     def wanted_helpers(self) -> tuple[int, ...]:
@@ -61,7 +64,13 @@ def read_options(options: Mapping[str, Any], devices: Sequence[Device]) -> Devic
         helper_caches=tuple(wishes),
         budget=None if budget is None else int(float(budget) * GIB),
         link_share=0.0 if share in (None, "auto") else float(share),
+        pace=read_pace(options),
     )
+
+
+def read_pace(options: Mapping[str, Any]) -> Pace:
+    """How fast experts change places; what is not there is 0: never."""
+    return Pace(int(options.get("adapt_every") or 0), int(options.get("adapt_swaps") or 0))
 
 
 def _amount(value: Any, default: Amount) -> Amount:
