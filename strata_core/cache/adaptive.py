@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from strata_core.interfaces import BlobLayout, Expert
+from strata_core.plan.moving import Pace
 
 HORIZON = 64
 """Rounds that a count lasts, and that a swap has to pay for itself in."""
@@ -22,24 +23,6 @@ MARGIN = 2.3
 
 EXCHANGE_MARGIN = 1.15 * MARGIN
 """The same where the leaving expert is copied out at the same time."""
-
-
-@frozen
-class Pace:
-    """At most `swaps` experts change places every `every` rounds; 0 of either: none ever do."""
-
-    every: int = 0
-    swaps: int = 0
-
-    @property
-    def moving(self) -> bool:
-        """Whether experts change places at all."""
-        return self.every > 0 and self.swaps > 0
-
-    @property
-    def at_once(self) -> int:
-        """How many begin in one round, so that the swaps of a period are spread over it."""
-        return -(-self.swaps // self.every) if self.moving else 0
 
 
 @frozen

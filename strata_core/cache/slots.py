@@ -13,14 +13,11 @@ from attrs import field, frozen
 
 from strata_core.interfaces import BlobLayout, Expert
 from strata_core.memory.held import Held
+from strata_core.plan.moving import ALIGNMENT, slot_bytes, spares_by_size
 
-ALIGNMENT = 256
-"""Slots begin at multiples of this, as device memory does."""
-
-
-def slot_bytes(layout: BlobLayout) -> int:
-    """Bytes of a slot for blobs of a layout."""
-    return -(-layout.nbytes // ALIGNMENT) * ALIGNMENT
+__all__ = [
+    "ALIGNMENT", "SlotClass", "SlotPool", "beside_spares", "fitting", "make_slots", "slot_bytes",
+]  # fmt: skip
 
 
 @frozen
@@ -62,25 +59,6 @@ class SlotPool:
     def give_spare(self, layout: BlobLayout, slot: int) -> None:
         """A slot is empty, and nothing uses it any more."""
         self.spare[slot_bytes(layout)].append(slot)
-
-
-def spares(count: int, total: int, at_once: int) -> int:
-    """Empty slots beside `count` filled ones, where `total` experts want one.
-
-    `at_once` is how many experts may be on their way at a time.
-    """
-    return min(at_once, -(-count // 8)) if 0 < count < total else 0
-
-
-def spares_by_size(
-    experts: Iterable[Expert], layouts: Mapping[int, BlobLayout], each: int, at_once: int
-) -> dict[int, int]:
-    """Empty slots by size beside slots for `experts`; `each` is how many a layer has in all."""
-    totals = Counter[int]()
-    for layout in layouts.values():
-        totals[slot_bytes(layout)] += each
-    counts = Counter(slot_bytes(layouts[e.layer]) for e in experts)
-    return {size: spares(count, totals[size], at_once) for size, count in counts.items()}
 
 
 def beside_spares(

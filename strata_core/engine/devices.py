@@ -9,6 +9,7 @@ from strata_core.kernels.device.options import used_devices
 from strata_core.machine import Machine
 from strata_core.memory.rules import PinSettings
 from strata_core.plan.devices import Accelerator
+from strata_core.plan.moving import Pace
 from strata_core.setting_device import MOST_HELPERS
 from strata_core.setting_table import SETTINGS
 
@@ -37,6 +38,7 @@ def accelerator(
             "sliced-pinned": _bytes(settings.complement_pin_gib),
         },
         resident=_bytes(settings.resident_budget_gib),
+        pace=Pace.of(options),
     )
 
 

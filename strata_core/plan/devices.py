@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
+from strata_core.plan.moving import Pace, spares
 from strata_core.plan.sizes import BASE_BYTES, Item, Sizes, Tier, gib
 from strata_core.runtime import Device
 
@@ -34,6 +35,7 @@ class Accelerator:
     none); None stands for auto. `pins` is what the driver is expected to page-lock (None: any
     amount), `bulk_pins` the most that the settings let it page-lock of the experts' memory (None:
     any amount), by source; `resident` the most RAM for experts that no device holds (None: any).
+    `pace` is how fast experts of the first device's cache change places with others.
     """
 
     devices: tuple[Device, ...]
@@ -44,6 +46,7 @@ class Accelerator:
     pins: int | None = None
     bulk_pins: Mapping[str, int | None] = field(factory=dict)
     resident: int | None = None
+    pace: Pace = field(factory=Pace)
 
     def have(self, number: int) -> int:
         """What may be taken of the device at `number`; as good as all where that is not known."""
@@ -67,11 +70,12 @@ def default_reserve(total: int) -> int:
 
 @frozen
 class Cache:
-    """Experts that a device is to hold."""
+    """Experts that a device is to hold; `spare` empty slots are beside theirs."""
 
     device: str
     experts: int
     nbytes: int
+    spare: int = 0
 
 
 @frozen(kw_only=True)
@@ -93,18 +97,20 @@ def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
     caches = tuple(
         Cache(name, count, sizes.blobs(count)) for name, count in zip(names, counts, strict=True)
     )
-    host = _host_experts(accelerator, sizes, source, sum(counts))
+    spare = spares(counts[0], sizes.count, accelerator.pace.at_once)
+    caches = (evolve(caches[0], spare=spare), *caches[1:])
+    host = _host_experts(accelerator, sizes, source, sum(counts), spare)
     return Layout(
         vram=tuple(
             _vram(request, number, cache, context)
             for number, cache in enumerate(caches)
             if number == 0 or cache.experts
         ),
-        pinned=_pinned(accelerator, sizes, source, host),
+        pinned=_pinned(accelerator, sizes, source, host, spare),
         ram=(
             *((Item("experts", host),) if host else ()),
             *((Item("token embedding", sizes.embedding),) if pinned else ()),
-            Item("small page-locked buffers", sizes.small),
+            Item("small page-locked buffers", sizes.small + (sizes.moving if spare else 0)),
             Item("program", BASE_BYTES),
         ),
         caches=caches,
@@ -188,9 +194,19 @@ def _counts(request: PlanRequest, context: int) -> list[int]:
             room = accelerator.room(number) - taken
             # what cannot be known is not promised: the cache is made once the device is open
             wanted = sizes.fitting(room) if room < _NOT_KNOWN // 2 else 0
+            if not number:
+                wanted = _beside_spares(wanted, sizes.count, accelerator.pace.at_once)
         counts.append(max(0, min(wanted, left)))
         left -= counts[-1]
     return counts
+
+
+def _beside_spares(fitting: int, total: int, at_once: int) -> int:
+    """Of so many slots, those that hold an expert where some stay empty."""
+    for count in range(fitting, 0, -1):
+        if count + spares(count, total, at_once) <= fitting:
+            return count
+    return fitting
 
 
 def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier:
@@ -205,6 +221,11 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
             Item(f"keys and values of {context} tokens", sizes.kv_position * context),
             Item("working memory", sizes.workspace),
             *(experts if cache.experts else ()),
+            *(
+                (Item(f"{cache.spare} slots that experts enter through", sizes.blobs(cache.spare)),)
+                if cache.spare
+                else ()
+            ),
         )
     have, device = accelerator.have(number), accelerator.devices[number]
     if not device.total and (number or accelerator.budget is None):
@@ -216,24 +237,27 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
     return Tier(f"vram{number}", items, have, device.label, origin)
 
 
-def _host_experts(accelerator: Accelerator, sizes: Sizes, source: str, cached: int) -> int:
+def _host_experts(
+    accelerator: Accelerator, sizes: Sizes, source: str, cached: int, spare: int
+) -> int:
     """Bytes of experts that the source keeps in RAM."""
     if source == "arena":
         return sizes.experts
     if source != "sliced-pinned":
         return 0
-    outside = sizes.blobs(sizes.count - cached)
+    outside = sizes.blobs(sizes.count - cached + spare) if cached < sizes.count else 0
     return outside if accelerator.resident is None else min(outside, accelerator.resident)
 
 
-def _pinned(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> Tier:
+def _pinned(accelerator: Accelerator, sizes: Sizes, source: str, host: int, spare: int) -> Tier:
     """What is expected to be page-locked, and how the experts' memory is expected to be had."""
     embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
-    items = [Item("small buffers", sizes.small)]
+    small = sizes.small + (sizes.moving if spare else 0)
+    items = [Item("small buffers", small)]
     if embedding:
         items.append(Item("token embedding", embedding))
     if host and source in ("arena", "sliced-pinned"):
-        left = host if accelerator.pins is None else accelerator.pins - sizes.small - embedding
+        left = host if accelerator.pins is None else accelerator.pins - small - embedding
         allowed = accelerator.bulk_pins.get(source)
         bulk = max(0, min(host, left if allowed is None else min(left, allowed)))
         path = "in slices (path 2)" if bulk else "locked at most (path 3)"

@@ -44,11 +44,15 @@ PLACES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 
 CACHES = ("0", "1", "half", "auto")
 
+ADAPT = (0, 1, 4)
+"""Rounds after which experts change places; 0: never."""
+
 
 def ways(*, all_caches: bool, devices: int) -> list[tuple[str, Way, Mapping[str, str]]]:
     """Name, options and variables of every way; "half" stands for half the model's experts.
 
-    With more than one device the others get two experts each as helpers.
+    With more than one device the others get two experts each as helpers. Half a cache follows what
+    is asked for at every pace, the others (all of `all_caches`) at the usual one.
     """
     found: list[tuple[str, Way, Mapping[str, str]]] = []
     helpers = {f"expert_cache_device{n}": "2" for n in range(1, devices)}
@@ -56,9 +60,11 @@ def ways(*, all_caches: bool, devices: int) -> list[tuple[str, Way, Mapping[str,
         for place, source, variables in PLACES:
             if not all_caches and cache != "half" and place != "arena":
                 continue
-            options = {"expert_cache": cache, "source": source, **helpers}
-            name = f"{place}, cache {cache}" + (f", {devices} devices" if helpers else "")
-            found.append((name, options, variables))
+            for every in ADAPT if all_caches or cache == "half" else ADAPT[-1:]:
+                options = {"expert_cache": cache, "source": source, "adapt_every": every, **helpers}
+                name = f"{place}, cache {cache}, adapt {every}"
+                name += f", {devices} devices" if helpers else ""
+                found.append((name, options, variables))
     return found
 
 
@@ -141,7 +147,7 @@ def check(model: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
         )
         line = lines[-1]
         verdict = "equal" if line["equal"] else f"DIFFERS {same} {error[:300]}"
-        print(f"{model.name:18} {name:38} {line['hash']:16} {verdict} {line['served']}", flush=True)
+        print(f"{model.name:18} {name:42} {line['hash']:16} {verdict} {line['served']}", flush=True)
     return lines
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from attrs import frozen
 
-from strata_core.cache.adaptive import Pace
 from strata_core.cache.amount import Amount, Wish
 from strata_core.errors import UsageError
 from strata_core.kernels.device.exchange import MOST_HELPERS
+from strata_core.plan.moving import Pace
 from strata_core.runtime import Device
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -64,13 +64,8 @@ def read_options(options: Mapping[str, Any], devices: Sequence[Device]) -> Devic
         helper_caches=tuple(wishes),
         budget=None if budget is None else int(float(budget) * GIB),
         link_share=0.0 if share in (None, "auto") else float(share),
-        pace=read_pace(options),
+        pace=Pace.of(options),
     )
-
-
-def read_pace(options: Mapping[str, Any]) -> Pace:
-    """How fast experts change places; what is not there is 0: never."""
-    return Pace(int(options.get("adapt_every") or 0), int(options.get("adapt_swaps") or 0))
 
 
 def _amount(value: Any, default: Amount) -> Amount:

@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 from strata_core.abilities import AdaptiveSource
 from strata_core.cache.amount import Wish, choose, no_spares, scarcity
 from strata_core.cache.fill import fill_slots
-from strata_core.cache.slots import SlotPool, beside_spares, make_slots, spares_by_size
+from strata_core.cache.slots import SlotPool, beside_spares, make_slots
 from strata_core.cache.staging import Staging, staging_bytes
 from strata_core.cache.swaps import BUFFERS
 from strata_core.errors import Degradation, Refused
@@ -52,6 +52,7 @@ from strata_core.kernels.program import Program, Weight
 from strata_core.memory.address import bytes_at
 from strata_core.memory.held import Held, undo_all
 from strata_core.memory.ledger import Ledger
+from strata_core.plan.moving import spares_by_size
 from strata_core.runtime import Runtime
 
 _log = logging.getLogger("strata.device")

@@ -302,8 +302,8 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
         "one lane. Entry i's row is rows + i * outputs * 4 for hits and the link, else host_rows + "
         "i * outputs * 4. counts: uint64 [LANES], entries of each lane added. Published: picks "
         "(int32 [entries]) where mail_picks is not 0; where mail_word is not either, x (float32 "
-        "[tokens, inputs]), lanes (int32 [entries]), mail_host (int32 [entries]: the pick where the "
-        "CPU computes it, else -1); then, behind a system fence, *mail_word = *round (int64)",
+        "[tokens, inputs]), lanes (int32 [entries]), mail_host (int32 [entries]: the pick where "
+        "the CPU computes it, else -1); then, behind a system fence, *mail_word = *round (int64)",
     ),
     DeviceKernel(
         name="claim",

@@ -144,6 +144,14 @@ def cells_span(regions: Regions, model: Model) -> tuple[int, int]:
     return first, last + CELL.itemsize * model.experts - first
 
 
+def cells_bytes(model: Model) -> int:
+    """Bytes of the cells of all layers."""
+    cells = Regions()
+    for layer in model.routed:
+        cells.add(f"cells {layer}", CELL.itemsize * model.experts)
+    return cells.nbytes
+
+
 def row_bytes(type_name: str, columns: int) -> int:
     """Bytes of a row of weights."""
     return TYPES[type_name].nbytes(columns)
