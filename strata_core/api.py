@@ -25,7 +25,7 @@ from strata_core.engine.assemble import Running, start
 from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits, Shutdown, Submit
 from strata_core.engine.perplexity import Perplexity, perplexity
 from strata_core.engine.prepare import Prepared, prepare
-from strata_core.engine.tier import Known, keep_profile
+from strata_core.engine.tier import Known, keep_profile, learns
 from strata_core.errors import Degradation, Degradations, StrataError, UsageError
 from strata_core.interfaces import Capabilities, Progress
 from strata_core.machine import Machine, read_machine
@@ -212,7 +212,8 @@ class Model:
         self.checkpoint.close()
         if picks is not None:
             counted = Profile.of(self.checkpoint.model_hash, picks)
-            keep_profile(self.checkpoint, self._settings, self._known, counted, self.plan.source)
+            learning = learns(self.plan)
+            keep_profile(self.checkpoint, self._settings, self._known, counted, learning=learning)
 
     def __enter__(self) -> Self:
         return self

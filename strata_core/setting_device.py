@@ -47,8 +47,8 @@ DEVICE_SETTINGS: tuple[Setting, ...] = (
         "path",
         "memory",
         "A profile of which experts this model asks for, by which caches and tiers are filled. "
-        "Default: what earlier runs with --source tiered-file asked for, else experts are spread "
-        "evenly over the layers.",
+        "Default: what earlier runs asked for, with --source tiered-file or with a cache that "
+        "follows the text; else experts are spread evenly over the layers.",
     ),
     made(
         "expert_profile_save",

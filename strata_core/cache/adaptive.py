@@ -6,7 +6,7 @@ docs/decisions/0014-swaps.md has the measurements behind the constants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
@@ -52,11 +52,16 @@ class Demand:
 
     @classmethod
     def of(
-        cls, layouts: Mapping[int, BlobLayout], experts: int, ranking: Iterable[Expert]
+        cls,
+        layouts: Mapping[int, BlobLayout],
+        experts: int,
+        ranking: Sequence[Expert],
+        rates: Sequence[float] = (),
     ) -> Demand:
-        """Nothing was asked for yet, no expert is inside or barred.
+        """No expert is inside or barred; counts are what HORIZON tokens would leave.
 
-        `ranking` is the order in which experts of equal counts are preferred.
+        `rates` says how often a token asks for each expert of `ranking` (nothing: for none, yet);
+        of equal counts the one that ranks first is preferred.
         """
         layers = tuple(layouts)
         total = len(layers) * experts
@@ -74,6 +79,8 @@ class Demand:
         )
         order = [made.number(expert) for expert in ranking]
         made._ranks[order] = np.arange(len(order))
+        if len(rates):
+            made.counts[order] = np.multiply(rates, HORIZON)
         return made
 
     def number(self, expert: Expert) -> int:

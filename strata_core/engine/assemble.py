@@ -189,6 +189,7 @@ class _Parts:
                 prepared.limits,
                 self.progress,
                 prepared.ranking,
+                prepared.rates,
             ),
             make_source=self.source,
             bind=self.bind,

@@ -15,7 +15,7 @@ from strata_core.errors import StrataError, UsageError
 from strata_core.interfaces import Expert
 from strata_core.machine import Machine
 from strata_core.plan.devices import Accelerator
-from strata_core.plan.plan import Sizes
+from strata_core.plan.plan import Plan, Sizes
 from strata_core.plan.tier import SOURCE, LowRam, rule
 from strata_core.sources.tier_sizes import placings, ring_sizes
 
@@ -132,17 +132,22 @@ def _unmet(accelerator: Accelerator | None) -> str:
     return f"it serves one device without helpers, and {names} are used"
 
 
+def learns(plan: Plan) -> bool:
+    """Whether the next run can make use of what this one learns: by a tier, or a moving cache."""
+    return plan.source == SOURCE or any(cache.spare for cache in plan.caches)
+
+
 def keep_profile(
-    checkpoint: Checkpoint, settings: Settings, known: Known, counted: Profile, source: str
+    checkpoint: Checkpoint, settings: Settings, known: Known, counted: Profile, *, learning: bool
 ) -> None:
-    """Write what a run asked for: where the user wants it, and for the next run with a tier.
+    """Write what a run asked for: where the user wants it, and with `learning` for the next run.
 
     Raises StrataError where the user's file cannot be written.
     """
     if not counted.picks:
         return
     total = counted if known.profile is None else counted.plus(known.profile)
-    if source == SOURCE and settings.expert_profile is None:
+    if learning and settings.expert_profile is None:
         path = learned_path(checkpoint, settings)
         try:
             if path is not None:

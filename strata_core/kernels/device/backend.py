@@ -98,14 +98,16 @@ class DeviceBackend:
         limits: Limits,
         progress: Progress,
         ranking: Sequence[Expert] | None = None,
+        rates: Sequence[float] = (),
     ) -> Placement:
         """A placement whose steps the caller does; the next `bind` completes it.
 
-        `ranking` orders the experts, the most asked for first (None: spread over the layers).
+        `ranking` orders the experts, the most asked for first (None: spread over the layers);
+        `rates` is how often a token asks for each of them, where that is known.
         """
         if ranking is None:
             ranking = evenly(None, experts.layouts, experts.count)
-        order = Order(program, weights, experts, limits, progress, ranking)
+        order = Order(program, weights, experts, limits, progress, ranking, rates)
         made = Placement(
             self.runtime, self.ledger, self.options, order, self._tokens, self._degrade
         )
@@ -199,7 +201,7 @@ class DeviceBackend:
         if moving is None or pool is None:
             return None
         layouts = {layer: experts.layouts[layer] for layer in placement.model.routed}
-        demand = Demand.of(layouts, experts.count, placement.order.ranking)
+        demand = Demand.of(layouts, experts.count, placement.order.ranking, placement.order.rates)
         for expert in placement.resident:
             demand.bar(expert, barred=expert not in pool.places)
         demand.inside[[demand.number(expert) for expert in pool.places]] = True

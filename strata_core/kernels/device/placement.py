@@ -60,7 +60,10 @@ _log = logging.getLogger("strata.device")
 
 @frozen(eq=False)
 class Order:
-    """A model to place: what `bind` is given, and the experts, the most asked for first."""
+    """A model to place: what `bind` is given, and the experts, the most asked for first.
+
+    `rates` is how often a token asks for each of `ranking`; empty where that is not known.
+    """
 
     program: Program
     weights: Weights
@@ -68,6 +71,7 @@ class Order:
     limits: Limits
     progress: Progress
     ranking: Sequence[Expert]
+    rates: Sequence[float] = ()
 
 
 @frozen
