@@ -67,6 +67,16 @@ def no_spares(label: str, flag: str, error: Refused) -> Degradation:
     )
 
 
+def few_buffers(label: str, count: int, error: Refused) -> Degradation:
+    """What to report where experts change places through the buffers of filling alone."""
+    return Degradation(
+        what=f"experts change places on {label} through {count} buffers",
+        why=f"more were refused: {error.what}",
+        cost="experts outside page-locked memory enter the cache more slowly",
+        remedy="pin less elsewhere; `strata doctor` says what this machine's driver pins",
+    )
+
+
 def reserve_of(total: int, asked: int | None) -> int:
     """Bytes that `auto` leaves free on a device with `total` bytes."""
     return default_reserve(total) if asked is None else asked

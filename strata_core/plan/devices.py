@@ -110,7 +110,7 @@ def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
         ram=(
             *((Item("experts", host),) if host else ()),
             *((Item("token embedding", sizes.embedding),) if pinned else ()),
-            Item("small page-locked buffers", sizes.small + (sizes.moving if spare else 0)),
+            Item("small page-locked buffers", _small(accelerator, sizes, spare)),
             Item("program", BASE_BYTES),
         ),
         caches=caches,
@@ -237,6 +237,16 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
     return Tier(f"vram{number}", items, have, device.label, origin)
 
 
+def _small(accelerator: Accelerator, sizes: Sizes, spare: int) -> int:
+    """Bytes of small page-locked buffers."""
+    small = sizes.small + (sizes.table if accelerator.pace.at_once else 0)
+    if not spare:
+        return small
+    embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
+    fits = accelerator.pins is None or small + embedding + sizes.moving <= accelerator.pins
+    return small + sizes.moving if fits else small
+
+
 def _host_experts(
     accelerator: Accelerator, sizes: Sizes, source: str, cached: int, spare: int
 ) -> int:
@@ -252,7 +262,7 @@ def _host_experts(
 def _pinned(accelerator: Accelerator, sizes: Sizes, source: str, host: int, spare: int) -> Tier:
     """What is expected to be page-locked, and how the experts' memory is expected to be had."""
     embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
-    small = sizes.small + (sizes.moving if spare else 0)
+    small = _small(accelerator, sizes, spare)
     items = [Item("small buffers", small)]
     if embedding:
         items.append(Item("token embedding", embedding))

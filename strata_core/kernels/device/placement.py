@@ -14,10 +14,10 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 
 from strata_core.abilities import AdaptiveSource
-from strata_core.cache.amount import Wish, choose, no_spares, scarcity
+from strata_core.cache.amount import Wish, choose, few_buffers, no_spares, scarcity
 from strata_core.cache.fill import fill_slots
 from strata_core.cache.slots import SlotPool, beside_spares, make_slots
-from strata_core.cache.staging import Staging, staging_bytes
+from strata_core.cache.staging import Staging
 from strata_core.cache.swaps import BUFFERS
 from strata_core.errors import Degradation, Refused
 from strata_core.interfaces import (
@@ -47,7 +47,13 @@ from strata_core.kernels.device.layout import CELL
 from strata_core.kernels.device.lower import Places
 from strata_core.kernels.device.options import DeviceOptions
 from strata_core.kernels.device.regions import Regions
-from strata_core.kernels.device.workspace import Model, cells_span, helper_regions, main_regions
+from strata_core.kernels.device.workspace import (
+    Model,
+    cells_bytes,
+    cells_span,
+    helper_regions,
+    main_regions,
+)
 from strata_core.kernels.program import Program, Weight
 from strata_core.memory.address import bytes_at
 from strata_core.memory.held import Held, undo_all
@@ -78,7 +84,7 @@ class Order:
 class Moving:
     """Page-locked memory for experts that change places: a table of cells, and buffers for blobs.
 
-    The table lies as the cells do on the device, from `target`, `nbytes` in all.
+    The table is at `mirror` and lies as the cells do on the device from `target`, `nbytes` in all.
     """
 
     mirror: int
@@ -111,6 +117,7 @@ class Placement:
     _staging: Staging | None = field(default=None, init=False)
     _streams: list[int] = field(factory=list, init=False)
     _filled: set[str] = field(factory=set, init=False)
+    _mirror_at: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         order = self.order
@@ -146,8 +153,11 @@ class Placement:
         """Page-lock what host and devices exchange, and the buffers for filling. Raises Refused."""
         if self.exchange.address:
             return
-        address = self.held.pinned(self.exchange.nbytes, "what the host and the devices exchange")
+        table = cells_bytes(self.model) if self.options.pace.at_once else 0
+        nbytes = self.exchange.nbytes + table
+        address = self.held.pinned(nbytes, "what the host and the devices exchange")
         self.exchange.settle(address)
+        self._mirror_at = address + self.exchange.nbytes
         self._ready_staging()
 
     def place_dense(self) -> None:
@@ -272,11 +282,17 @@ class Placement:
             return
         assert self.regions is not None, "the dense weights come first"
         target, nbytes = cells_span(self.regions, self.model)
-        each = staging_bytes(max(x.nbytes for x in self.model.layouts.values()))
-        purpose = "what experts change places through"
-        address = self.held.pinned(BUFFERS * each + nbytes, purpose)
-        buffers = tuple(address + n * each for n in range(BUFFERS))
-        self.moving = Moving(address + BUFFERS * each, target, nbytes, buffers)
+        self.take_small_pins()
+        staging = self._ready_staging()
+        try:
+            purpose = "buffers that experts change places through"
+            address = self.held.pinned(BUFFERS * staging.nbytes, purpose, small=False)
+            buffers = tuple(address + n * staging.nbytes for n in range(BUFFERS))
+        except Refused as error:
+            # those of filling have nothing to do by then
+            buffers = staging.addresses
+            self.degrade(few_buffers(f"{self.runtime.label}{self.device}", len(buffers), error))
+        self.moving = Moving(self._mirror_at, target, nbytes, buffers)
 
     def _mirror(self, cells: Cells, moving: Moving, source: Source) -> None:
         """Have the table lie where one copy brings it to the device."""

@@ -23,7 +23,7 @@ from strata_core.kernels.program import Program, Weight
 class DeviceSizes:
     """Bytes: `dense` weights with the token embedding, `embedding` of it (0 where it is tied),
     `workspace` of the first device, `helper_workspace` of each other one, `small` page-locked
-    buffers, `moving` those that experts change places through.
+    buffers; `table` and `moving` are those that experts change places through.
     """
 
     dense: int
@@ -31,6 +31,7 @@ class DeviceSizes:
     workspace: int
     helper_workspace: int
     small: int
+    table: int
     moving: int
 
 
@@ -73,5 +74,6 @@ def device_sizes(
         workspace=main_regions(model, exchange).nbytes,
         helper_workspace=helper_regions(model).nbytes,
         small=exchange.nbytes + BUFFERS * staging_bytes(largest),
-        moving=buffer_bytes(largest) + cells_bytes(model),
+        table=cells_bytes(model),
+        moving=buffer_bytes(largest),
     )
