@@ -196,7 +196,7 @@ class Model:
                 "a profile is made of these counts",
                 "choose --backend cpu",
             )
-        return Profile.of(self.checkpoint.model_hash, picks)
+        return Profile.of(self.checkpoint.origin_hash, picks)
 
     def close(self) -> None:
         """Stop the engine and free everything; calling it again does nothing.
@@ -211,7 +211,7 @@ class Model:
         self._end()
         self.checkpoint.close()
         if picks is not None:
-            counted = Profile.of(self.checkpoint.model_hash, picks)
+            counted = Profile.of(self.checkpoint.origin_hash, picks)
             learning = learns(self.plan)
             keep_profile(self.checkpoint, self._settings, self._known, counted, learning=learning)
 

@@ -10,17 +10,17 @@ be undone, and a failure undoes it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from attrs import asdict, define, field, frozen
+from attrs import define, field
 
-from strata_core.abilities import AdaptiveSource, Move
+from strata_core.abilities import AdaptiveSource
 from strata_core.cache.adaptive import Demand, Pair
 from strata_core.cache.slots import SlotPool
 from strata_core.cache.staging import staging_bytes
-from strata_core.cache.waves import Wave, Waves
+from strata_core.cache.swap import Counts, Swap, Table
+from strata_core.cache.waves import Waves
 from strata_core.checkpoint.scales import check_scales
 from strata_core.errors import Degradation, DeviceError, StrataError
 from strata_core.installed import describe
@@ -39,54 +39,6 @@ READERS = 2
 def buffer_bytes(largest: int) -> int:
     """Bytes of all buffers, for blobs of up to `largest` bytes."""
     return BUFFERS * staging_bytes(largest)
-
-
-class Table(Protocol):
-    """What rounds find experts by. Called between rounds, on their thread."""
-
-    def publish(self, swaps: Sequence[tuple[Pair, int]]) -> None:
-        """From the next round on, each entering expert is in the slot at that address.
-
-        Its partner is in none. Raises StrataError; then nothing has changed.
-        """
-
-    def refresh(self, experts: Iterable[Expert]) -> None:
-        """The source's addresses of these experts have changed."""
-
-
-@frozen(kw_only=True)
-class Counts:
-    """Experts that entered and that left with a copy, their bytes, and swaps that were undone."""
-
-    entered: int = 0
-    entered_bytes: int = 0
-    left: int = 0
-    left_bytes: int = 0
-    undone: int = 0
-
-    def plus(self, **more: int) -> Counts:
-        """With so many more."""
-        return Counts(**{name: n + more.get(name, 0) for name, n in asdict(self).items()})
-
-
-@define(eq=False)
-class Swap:
-    """One swap under way. What of it is not None has still to be ended.
-
-    `shown`: the source has its copy of the leaving expert, which is still in its slot.
-    """
-
-    pair: Pair
-    slot: int
-    promote: Move | None = None
-    demote: Move | None = None
-    into: int | None = None
-    out: int | None = None
-    reading: Future[int] | None = None
-    wave: Wave | None = None
-    storing: Future[None] | None = None
-    shown: bool = False
-    error: Exception | None = None
 
 
 @define(eq=False, kw_only=True)

@@ -45,7 +45,7 @@ def known_profile(checkpoint: Checkpoint, settings: Settings) -> Known:
     profile = None
     if path is not None:
         profile = read_profile(path)
-        wrong = profile.fits(checkpoint.model_hash, layers, experts)
+        wrong = profile.fits(checkpoint.origin_hash, layers, experts)
         if wrong:
             raise UsageError(
                 f"{path} is the profile of another model than {checkpoint.path}",
@@ -62,7 +62,7 @@ def known_profile(checkpoint: Checkpoint, settings: Settings) -> Known:
 def learned_path(checkpoint: Checkpoint, settings: Settings) -> Path | None:
     """Where runs leave what they learned of a model; None where there is no folder for it."""
     folder = settings.cache_dir or cache_folder()
-    return folder / "profiles" / f"{checkpoint.model_hash}.json" if folder else None
+    return folder / "profiles" / f"{checkpoint.origin_hash}.json" if folder else None
 
 
 def recalled(checkpoint: Checkpoint, settings: Settings) -> Profile | None:
@@ -75,7 +75,7 @@ def recalled(checkpoint: Checkpoint, settings: Settings) -> Profile | None:
     except StrataError:
         return None  # it is written anew at the run's end
     experts = checkpoint.experts
-    wrong = profile.fits(checkpoint.model_hash, list(experts.layouts), experts.count)
+    wrong = profile.fits(checkpoint.origin_hash, list(experts.layouts), experts.count)
     return None if wrong else profile
 
 
