@@ -156,7 +156,6 @@ SETTINGS: tuple[Setting, ...] = (
         default="sample",
         choices=("all", "sample", "off"),
     ),
-    _later("pcie_frac"),
     _later("prefill"),
     _later("spec"),
     _later("spec_min_p"),

@@ -25,13 +25,14 @@ from strata_core.interfaces import (
     SourceContext,
     View,
 )
+from strata_core.memory.platform.pages import PageHints
 from strata_core.memory.rules import COMPLEMENT
 from strata_core.pack.reads import ReadCheck
 from strata_core.plan.moving import Pace, spares_by_size
 from strata_core.plan.plan import gib
 from strata_core.sources.arena import Arena, stride
 from strata_core.sources.copies import CopyCheck
-from strata_core.sources.mmap import MappedFile
+from strata_core.sources.mmap import MappedFile, useful_hints
 
 _LOG = logging.getLogger("strata.sources")
 
@@ -50,12 +51,13 @@ class SlicedPinned:
         progress: Progress,
         held: frozenset[Expert],
         check: ReadCheck | None = None,
+        page_hints: PageHints | None = None,
         *,
         spare: Mapping[int, int] | None = None,
         verify: bool = False,
     ) -> None:
         self._experts = experts
-        self._mapped = MappedFile(experts)
+        self._mapped = MappedFile(experts, page_hints)
         self._arena: Arena | None = None
         self._copies = CopyCheck(experts) if verify else None
         try:
@@ -75,6 +77,11 @@ class SlicedPinned:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def page_hints(self) -> PageHints | None:
+        """Those of the mapped file."""
+        return self._mapped.page_hints
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
         """Nothing to do: pages of the file are read when they are first touched."""
@@ -209,12 +216,15 @@ def build(context: SourceContext) -> Source:
         len(wanted) - len(held),
     )
     check = ReadCheck.of(experts, context.options)
+    # what is held is read from the file as well, once
+    hints = useful_hints(experts, context.machine) if len(held) < len(wanted) else None
     return SlicedPinned(
         experts,
         context.allocator,
         context.progress,
         held,
         check,
+        hints,
         spare=spare,
         verify=bool(context.options.get("tier_verify")),
     )

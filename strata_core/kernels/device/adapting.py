@@ -16,7 +16,8 @@ from strata_core.abilities import AdaptiveSource
 from strata_core.cache.adaptive import Pair, Timetable
 from strata_core.cache.swaps import Swapper
 from strata_core.errors import StrataError
-from strata_core.interfaces import BlobLayout, Expert, Source, StableSource
+from strata_core.interfaces import BlobLayout, Expert, Source
+from strata_core.kernels.cpu.serving import stable_experts
 from strata_core.kernels.device.cells import Cells
 from strata_core.kernels.device.host_lane import HostLane
 from strata_core.runtime import Runtime
@@ -68,13 +69,14 @@ class DeviceTable:
         )
         self.cells.empty(leaving)
         if self.linked and isinstance(self.source, AdaptiveSource):
-            self.cells.link(leaving, alias_of(self.source, leaving))
+            holds = leaving.index in stable_experts(self.source, leaving.layer)
+            self.cells.link(leaving, alias_of(self.source, leaving) if holds else None)
             self.cells.link(entering, None)
 
     def refresh(self, experts: Iterable[Expert]) -> None:
         """The source's addresses of these experts have changed."""
         if isinstance(self.source, AdaptiveSource):
-            self.host.refresh(experts)
+            self.host.serving.moved(experts)
 
     def round_over(self) -> None:
         """A round has ended, and with it what was on its stream before it."""
@@ -82,9 +84,10 @@ class DeviceTable:
 
 
 def alias_of(source: Source, expert: Expert) -> tuple[int, int, int] | None:
-    """Where a device finds an expert's gate, up and down over the link; None where it cannot."""
-    if not isinstance(source, StableSource):
-        return None
+    """Where a device finds an expert's gate, up and down over the link; None where it cannot.
+
+    The expert is one whose address holds.
+    """
     view = source.view(expert)
     source.release(expert)
     if view.alias is None:
