@@ -329,26 +329,26 @@ class Swapper:
                     job.exception()
         if self._waves.still(self.patience):
             self._undo_all()
-        self._tell(
-            "stopped",
-            f"experts no longer change places on {self.runtime.label}{self.pool.device}",
-            f"{error.what}; {error.why}" if error.why else error.what,
-            "the cache keeps the experts that it has, whatever the text asks for",
-            "start again; if it happens again, give --adapt-every 0",
+        told = Degradation(
+            what=f"experts no longer change places on {self.runtime.label}{self.pool.device}",
+            why=f"{error.what}; {error.why}" if error.why else error.what,
+            cost="the cache keeps the experts that it has, whatever the text asks for",
+            remedy="start again; if it happens again, give --adapt-every 0",
         )
+        self._tell("stopped", told)
 
     def _report(self, expert: Expert, error: Exception) -> None:
         known = isinstance(error, StrataError)
-        self._tell(
-            "undone",
-            f"{expert} did not enter the cache of {self.runtime.label}{self.pool.device}",
-            " ".join(str(error).split()) if known else describe(error),
-            "it is computed from where it is; others go on changing places",
-            "check the model's files with `strata verify`",
+        told = Degradation(
+            what=f"{expert} did not enter the cache of {self.runtime.label}{self.pool.device}",
+            why=" ".join(str(error).split()) if known else describe(error),
+            cost="it is computed from where it is; others go on changing places",
+            remedy="check the model's files with `strata verify`",
         )
+        self._tell("undone", told)
 
-    def _tell(self, kind: str, what: str, why: str, cost: str, remedy: str) -> None:
+    def _tell(self, kind: str, item: Degradation) -> None:
         """Report the first failure of a kind; the others are alike."""
         if kind not in self._told:
             self._told.add(kind)
-            self.degrade(Degradation(what=what, why=why, cost=cost, remedy=remedy))
+            self.degrade(item)
