@@ -124,3 +124,16 @@ def test_the_document_is_json(model: Path) -> None:
         document = json.loads(json.dumps(loaded.beside.as_json(loaded.counters), allow_nan=False))
     assert document["file_bytes_s"] > 0
     assert document["speed"]["lanes"]["host"]["bytes_a_token"] > 0
+
+
+def test_another_machines_plan_has_none_of_this_ones_rates(model: Path, make_machine) -> None:
+    with strata_core.load(model, backend="cpu", threads=1) as loaded:
+        list(loaded.generate([1, 2, 3], max_tokens=20, ignore_eos=True))
+    machine = make_machine()
+    other = type(machine).from_json(json.loads(json.dumps(machine.to_json())))
+    origins = set()
+    for where in (None, other):
+        plan = strata_core.api.make_plan(model, machine=where, backend="cpu").plan
+        assert plan.speed is not None
+        origins.add(plan.speed.rates["host"].origin)
+    assert origins == {MEASURED, RECORDED}
