@@ -81,7 +81,10 @@ USUAL_CACHE = "half"
 
 @frozen(kw_only=True)
 class Variation:
-    """Settings besides place and cache that must not change a token either."""
+    """Settings besides place and cache that must not change a token either.
+
+    One that is about the cache needs no name of its own.
+    """
 
     name: str
     options: Mapping[str, Any]
@@ -89,7 +92,7 @@ class Variation:
 
 
 VARIATIONS: tuple[Variation, ...] = (
-    Variation(name="cache auto", options={"expert_cache": "auto"}, devices=True),
+    Variation(name="", options={"expert_cache": "auto"}, devices=True),
     Variation(name="reads verified", options={"verify_reads": "all"}),
     *(Variation(name=f"chunks of {n}", options={"prefill": n}) for n in (16, 64, 512)),
     *(
@@ -161,7 +164,11 @@ def ways(
         found += _paced(placed, cached, given) if devices else ()
     where, held = placed[0], next((c for c in cached if c[0] == USUAL_CACHE), cached[-1])
     found += [
-        Way(place=f"{where[0]}, {name}", cache=held[0], options=_joined(where[1], held[1], more))
+        Way(
+            place=f"{where[0]}, {name}" if name else where[0],
+            cache=str(more.get("expert_cache", held[0])),
+            options=_joined(where[1], held[1], more),
+        )
         for name, more in _more(model, len(devices))
         if _agrees(more, given) and not (quick and "expert_cache_device1" not in more)
     ]

@@ -122,6 +122,12 @@ def test_a_way_that_fails_is_a_row(model: Path, monkeypatch: pytest.MonkeyPatch)
     assert rows["mmap"].verdict == "equal"
 
 
+def test_a_backend_that_is_not_exact_is_told_so(model: Path) -> None:
+    (row,) = proven(model, resolve({"backend": "reference", "source": "arena"}, {}))
+    assert row.verdict == "differs"
+    assert row.note.endswith("backend reference does not say that it is exact")
+
+
 def test_what_does_not_fit_is_left_out_with_the_reason(model: Path) -> None:
     settings = resolve({"backend": "sim", "sim_vram": 0.002, "source": "mmap"}, {})
     rows = {row.way.cache: row for row in proven(model, settings)}
