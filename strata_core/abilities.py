@@ -90,7 +90,7 @@ class AdaptiveSource(Source, Protocol):
 
 @runtime_checkable
 class CountingExecutor(Protocol):
-    """An executor that counts what routers choose, for profiles."""
+    """An executor that counts what routers choose, for profiles. Any thread may ask."""
 
     def picks(self) -> Mapping[int, np.ndarray]:
         """How often each expert was chosen so far: int64 [experts] by layer; a copy."""

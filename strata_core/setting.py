@@ -50,8 +50,9 @@ class Setting:
     or exclusive at the low end where `above`); a "count" is a whole number or one of `choices`,
     "gib" a number of GiB or one of them, "share" a number or one of them, "indices" are different
     whole numbers. Giving a switch with an `alias` means giving `source` that value. A `pending`
-    setting belongs to a later version: it is not shown, and giving it is an error. `distribution`
-    and `version` say which plugin declares it; they are empty for core's own.
+    setting belongs to a later version: it is not shown, and giving it is an error. The value of a
+    `secret` one is never shown. `distribution` and `version` say which plugin declares it; they are
+    empty for core's own.
     """
 
     key: str
@@ -68,6 +69,7 @@ class Setting:
     above: bool = False
     alias: str | None = None
     pending: bool = False
+    secret: bool = False
     distribution: str = ""
     version: str = ""
 
@@ -88,6 +90,30 @@ class Setting:
         Raises BadValue with a sentence that says what is allowed.
         """
         return _PARSERS[self.kind](self, value)
+
+    def hides(self, value: Any) -> bool:
+        """Whether a value must not be shown: the setting is secret, or the text carries a secret.
+
+        A text does that has a word for one with something after it, as `"token": ...` in JSON or
+        `sig=...` in an address, or a user's name and password in an address.
+        """
+        if value is None or value == self.default:
+            return False
+        if self.secret or _SECRET_WORDS & set(self.key.split("_")):
+            return True
+        return isinstance(value, str) and bool(_CARRIES.search(value))
+
+
+HIDDEN = "(not shown)"
+"""What stands for a value that is not shown."""
+
+_SECRET_WORDS = frozenset({"secret", "token", "password", "passphrase", "credentials", "key"})
+
+_CARRIES = re.compile(
+    r"""(secret|token|passw|passphrase|credential|authorization|signature|(?<![a-z])(key|sig|auth))
+    [a-z0-9_-]*["']?\s*[:=]|key["']?\s*[:=]|://[^/@\s]+@""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 
 def _name(_setting: Setting, value: Any) -> str:
