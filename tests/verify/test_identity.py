@@ -74,7 +74,7 @@ def test_every_place_on_devices_is_equal(model: Path) -> None:
     assert {row.verdict for row in rows} == {"equal"}
     by_name = {str(row.way): row for row in rows}
     assert by_name["arena, cache all"].served.keys() == {"hit"}
-    assert by_name["arena, cache 0"].served.keys() == {"cpu"}
+    assert by_name["arena, cache 0"].served.keys() <= {"cpu", "pcie"}, "as the split has it"
     assert by_name["arena, 1 helper, cache half"].served["helper"] > 0
 
     def path(name: str) -> str:
