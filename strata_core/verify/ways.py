@@ -83,11 +83,8 @@ USUAL_CACHE = "half"
 class Variation:
     """Settings besides place and cache that must not change a token either.
 
-<<<<<<< HEAD
-    One that is about the cache needs no name of its own.
-=======
-    They are tried at the first place, and at those that `also` names.
->>>>>>> lanes
+    They are tried at the first place, and at those that `also` names. One that is about the cache
+    needs no name of its own.
     """
 
     name: str
@@ -174,17 +171,12 @@ def ways(
         found += _paced(placed, cached, given) if devices else ()
     held = next((c for c in cached if c[0] == USUAL_CACHE), cached[-1])
     found += [
-<<<<<<< HEAD
         Way(
-            place=f"{where[0]}, {name}" if name else where[0],
+            place=f"{place}, {name}" if name else place,
             cache=str(more.get("expert_cache", held[0])),
-            options=_joined(where[1], held[1], more),
+            options=_joined(where, held[1], more),
         )
-        for name, more in _more(model, len(devices))
-=======
-        Way(place=f"{place}, {name}", cache=held[0], options=_joined(where, held[1], more))
         for name, more, also in _more(model, len(devices))
->>>>>>> lanes
         if _agrees(more, given) and not (quick and "expert_cache_device1" not in more)
         for place, where in placed
         if place == placed[0][0] or place in also
