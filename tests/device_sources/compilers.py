@@ -27,6 +27,8 @@ def every_key() -> list[KernelKey]:
     for name, kernel in DEVICE_KERNELS.items():
         choices = [_choices(parameter) for parameter in kernel.parameters]
         for parameters in itertools.product(*choices):
+            if name == "products" and not _mixed(*map(str, parameters)):
+                continue
             if name == "gate_up" and not _together(*map(str, parameters)):
                 continue
             keys.append(KernelKey(name, parameters))
@@ -37,6 +39,14 @@ def _choices(parameter: str) -> tuple[str | int, ...]:
     if parameter == "kv":
         return KV_TYPES
     return HEAD_DIMS if parameter == "head_dim" else tuple(TYPES)
+
+
+def _mixed(first: str, second: str, third: str) -> bool:
+    """Types of q, k and v: the same, or v of another one; none of them floats."""
+    floats = {"F32", "F16", "BF16"}
+    if floats & {first, second, third} or first != second:
+        return False
+    return third == first or (first, third) in {("Q4_K", "Q6_K"), ("Q5_K", "Q6_K")}
 
 
 def _together(gate: str, up: str, down: str) -> bool:
@@ -57,8 +67,11 @@ class Nvrtc:
             ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
         self._library = ctypes.CDLL(str(found[0]))
 
-    def compile(self, text: str, name: str, architecture: str) -> bytes:
-        """A cubin for an architecture like "sm_90". Raises NotCompiled."""
+    def compile(self, text: str, name: str, architecture: str, what: str = "CUBIN") -> bytes:
+        """A cubin for an architecture like "sm_90", or PTX for one like "compute_90".
+
+        Raises NotCompiled.
+        """
         program = ctypes.c_void_p()
         call = self._library.nvrtcCreateProgram
         call(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
@@ -69,7 +82,7 @@ class Nvrtc:
         if status:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
             raise NotCompiled(log.decode(errors="replace"))
-        code = self._text(program, "CUBIN")
+        code = self._text(program, what)
         self._library.nvrtcDestroyProgram(ctypes.byref(program))
         return code
 

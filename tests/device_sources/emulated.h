@@ -174,6 +174,9 @@ static inline unsigned atomicMin(unsigned* at, unsigned v) {
   return old;
 }
 static inline void __threadfence_system() {}
+#define MEET_WARP() meet_warp(__LINE__)
+static char dynamic_bytes[256 << 10] __attribute__((aligned(128)));
+#define SHARED_BYTES(name) static unsigned char* const name = (unsigned char*)dynamic_bytes
 #define LANE(v, source, width) exchange(v, source, width, __LINE__)
 #define SWAP(v, mask, width) exchange(v, (current & 31) ^ (mask), 32, __LINE__)
 

@@ -1,52 +1,11 @@
 // Keys, values and attention: kv_append, attention (one split of 256 positions of the heads that
-// share a KV head), merge. Sections 8 and 9.
-
-#ifdef KV_fp32
-typedef float Stored;
-DEV float stored(const Stored* p, const u16* scales, size_t i) { return p[i]; }
-#endif
-#ifdef KV_fp16
-typedef u16 Stored;
-DEV float stored(const Stored* p, const u16* scales, size_t i) { return half_of(p[i]); }
-#endif
-#ifdef KV_int8
-typedef i8 Stored;
-DEV float stored(const Stored* p, const u16* scales, size_t i) {
-  return mul((float)p[i], half_of(scales[i >> 5]));
-}
-#endif
+// share a KV head), merge, merge_quantise. Sections 8 and 9.
 
 #ifdef KERNEL_kv_append
-DEV bool keep(Stored* to, u16* scales, size_t at, float x) {
-#ifdef KV_fp32
-  to[at] = x;
-  return finite(x);
-#endif
-#ifdef KV_fp16
-  u16 h = to_half(x);
-  to[at] = h;
-  return finite(half_of(h));
-#endif
-#ifdef KV_int8
-  float amax = fabsf(x);
-  int good = finite(x);
-#pragma unroll
-  for (int o = 16; o; o >>= 1) {
-    amax = largest(amax, SWAP(amax, o, 32));
-    good &= SWAP(good, o, 32);
-  }
-  u16 half = to_half(div_(amax, 127.f));
-  float d = half_of(half);
-  float q = d == 0.f ? 0.f : rintf(div_(x, d));
-  to[at] = (Stored)(int)(good && finite(d) ? fminf(fmaxf(q, -127.f), 127.f) : 0.f);
-  if ((at & 31) == 0) scales[at >> 5] = half;
-  return good && finite(d);
-#endif
-}
-
 KERNEL(256)
 kv_append(const float* k, const float* v, const int* positions, const Place* places, u32* status,
           i64 layer_offset, int tokens, int width, int op) {
+  follow();
   int i = blockIdx.x * 256 + threadIdx.x;
   if (i >= width) return;
   const Place& place = places[blockIdx.y];
@@ -70,6 +29,7 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
           i64 layer_offset, int tokens, int width, int kv_heads, int group, int window,
           int splits) {
   __shared__ float scaled[4][HEAD_DIM];
+  follow();
   int token = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   int position = positions[token];
   int first = window ? (position - window + 1 > 0 ? position - window + 1 : 0) : 0;
@@ -143,26 +103,55 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
 }
 #endif
 
+#if defined(KERNEL_merge) || defined(KERNEL_merge_quantise)
+// The splits of a head folded for one element, ascending, and divided.
+DEV float merged(const float* part, int count, int e) {
+  float m = part[0], l = part[1], o = part[PARTIAL_HEAD + e];
+#pragma unroll 4
+  for (int n = 1; n < count; n++) {
+    const float* p = part + n * (PARTIAL_HEAD + HEAD_DIM);
+    float top = largest(m, p[0]);
+    float a = exp_(sub(m, top)), b = exp_(sub(p[0], top));
+    l = fma_(p[1], b, mul(l, a));
+    o = fma_(p[PARTIAL_HEAD + e], b, mul(o, a));
+    m = top;
+  }
+  return div_(o, l);
+}
+
+// Splits that a token at a position has.
+DEV int splits_of(int position, int window) {
+  int first = window && position >= window ? position - window + 1 : 0;
+  return position / SPLIT - first / SPLIT + 1;
+}
+
+#endif
+
 #ifdef KERNEL_merge
 KERNEL(128)
 merge(float* out, const float* partials, const int* positions, int tokens, int heads, int window,
       int splits) {
-  int head = blockIdx.x, token = blockIdx.y, position = positions[token];
-  int first = window ? (position - window + 1 > 0 ? position - window + 1 : 0) : 0;
-  int count = position / SPLIT - first / SPLIT + 1;
-  size_t row = (size_t)token * heads + head, pitch = PARTIAL_HEAD + HEAD_DIM;
-  const float* part = partials + row * splits * pitch;
-  for (int e = threadIdx.x; e < HEAD_DIM; e += 128) {
-    float m = part[0], l = part[1], o = part[PARTIAL_HEAD + e];
-    for (int n = 1; n < count; n++) {
-      const float* p = part + n * pitch;
-      float top = largest(m, p[0]);
-      float a = exp_(sub(m, top)), b = exp_(sub(p[0], top));
-      l = fma_(p[1], b, mul(l, a));
-      o = fma_(p[PARTIAL_HEAD + e], b, mul(o, a));
-      m = top;
-    }
-    out[row * HEAD_DIM + e] = div_(o, l);
-  }
+  follow();
+  size_t row = (size_t)blockIdx.y * heads + blockIdx.x;
+  const float* part = partials + row * splits * (PARTIAL_HEAD + HEAD_DIM);
+  int count = splits_of(positions[blockIdx.y], window);
+  for (int e = threadIdx.x; e < HEAD_DIM; e += 128) out[row * HEAD_DIM + e] = merged(part, count, e);
+}
+#endif
+
+#ifdef KERNEL_merge_quantise
+KERNEL(128)
+merge_quantise(float* out, const float* partials, const int* positions, u8* records, u32* status,
+               int tokens, int heads, int window, int splits, int width, int op) {
+  int i = blockIdx.x * 128 + threadIdx.x, token = blockIdx.y;
+  int count = splits_of(positions[token], window);
+  follow();
+  if (i >= width) return;  // whole blocks of 32: width is a multiple of 32
+  size_t row = (size_t)token * heads + i / HEAD_DIM;
+  float v = merged(partials + row * splits * (PARTIAL_HEAD + HEAD_DIM), count, i % HEAD_DIM);
+  out[(size_t)token * width + i] = v;
+  u8* to = records + (size_t)token * ((width + 255) / 256) * RECORD_BYTES;
+  bool good = store_block(to, i >> 5, threadIdx.x & 31, v);
+  if (!good && (threadIdx.x & 31) == 0) latch(status, op);
 }
 #endif
