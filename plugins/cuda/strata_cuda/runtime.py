@@ -25,6 +25,7 @@ from strata_cuda.binding import (
     load_binding,
 )
 from strata_cuda.compiler import Compiled, Compiler
+from strata_cuda.early import FIRST, early_config
 
 PORTABLE_AND_MAPPED = 3
 """cudaHostAllocPortable | cudaHostAllocMapped, and the same of cudaHostRegister."""
@@ -81,6 +82,7 @@ class CudaRuntime:
         self._locked = PageLocked()
         self._functions: dict[tuple[int, KernelKey], _Function] = {}
         self._shared: dict[int, int] = {}
+        self._early: set[int] = set()
 
     def _call(
         self,
@@ -121,6 +123,7 @@ class CudaRuntime:
             total=int(facts["totalGlobalMem"]),
             units=int(facts["multiProcessorCount"]),
             warp=int(facts["warpSize"]),
+            shared=int(facts["sharedMemPerBlockOptin"]),
         )
 
     def open_context(self, device: int) -> None:
@@ -138,6 +141,8 @@ class CudaRuntime:
         self._call(verb, self._cuda.free, 0)
         with self._lock:
             self._opened.add(device)
+            if int(self.devices()[device].architecture.removeprefix("sm_")) >= FIRST:
+                self._early.add(device)
 
     def _enter(self, device: int, verb: str) -> None:
         """Make a device this thread's current one."""
@@ -341,7 +346,10 @@ class CudaRuntime:
             self._functions[device, key] = _Function(found, module)
 
     def launch(self, launch: Launch, stream: int) -> None:
-        """cuLaunchKernel with the packed block as `extra`; it is copied before this returns."""
+        """cuLaunchKernel with the packed block as `extra`; it is copied before this returns.
+
+        An early launch is one where the device can: see `early.py`.
+        """
         verb = f"launch {launch.kernel.name}"
         device = self._on(stream, verb, "stream")
         function = self._functions.get((device, launch.kernel))
@@ -357,7 +365,12 @@ class CudaRuntime:
             ARGS, ctypes.addressof(block), ARGS_SIZE, ctypes.addressof(size), ARGS_END
         )
         shape = (*launch.grid, *launch.block, launch.shared)
-        self._drive(verb, "cuLaunchKernel", function.handle, *shape, stream, None, extra)
+        if launch.early and device in self._early:
+            config = early_config(shape, stream)
+            to = ctypes.addressof(config)
+            self._drive(verb, "cuLaunchKernelEx", to, function.handle, None, extra)
+        else:
+            self._drive(verb, "cuLaunchKernel", function.handle, *shape, stream, None, extra)
 
     def _allow_shared(self, verb: str, function: int, nbytes: int) -> None:
         modules = self._binding.modules

@@ -60,6 +60,18 @@ def _gate_up(a: Values) -> Geometry:
     return Geometry(grid, (32 * (warps or 8), 1, 1), warps * each)
 
 
+ENOUGH_BLOCKS = 264
+"""Blocks that fill a large device; with more of them, heads that share keys share a block."""
+
+
+def _attention(a: Values) -> Geometry:
+    splits, tokens, group = int(a["splits"]), int(a["tokens"]), int(a["group"])
+    per = 8
+    while per > 1 and int(a["kv_heads"]) * -(-group // per) * splits * tokens < ENOUGH_BLOCKS:
+        per //= 2
+    return Geometry((splits, int(a["kv_heads"]) * -(-group // per), tokens), (256, 1, 1))
+
+
 DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
     DeviceKernel(
         name="embed",
@@ -169,7 +181,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "window": "i32",
             "splits": "i32",
         },
-        geometry=each("splits", "kv_heads", "tokens", threads=128),
+        geometry=_attention,
         summary="partials, float32 [tokens, heads, splits, PARTIAL_HEAD + head_dim]; split number "
         "0 of a token is the one of 256 absolute positions that holds its first position; a split "
         "past its position is not written; `group`: heads that share a KV head; `window`: "

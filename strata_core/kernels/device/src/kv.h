@@ -18,6 +18,50 @@ DEV float stored(const Stored* p, const u16* scales, size_t i) {
 #endif
 
 #if defined(KV_fp32) || defined(KV_fp16) || defined(KV_int8)
+// Eight elements of a row as they come from memory; i is a multiple of 8.
+struct Eight {
+#ifdef KV_fp32
+  float4 a, b;
+#endif
+#ifdef KV_fp16
+  uint4 v;
+#endif
+#ifdef KV_int8
+  uint2 v;
+  u16 d;
+#endif
+};
+
+DEV Eight eight_of(const Stored* p, const u16* scales, size_t i) {
+  Eight o;
+#ifdef KV_fp32
+  o.a = ((const float4*)(p + i))[0], o.b = ((const float4*)(p + i))[1];
+#endif
+#ifdef KV_fp16
+  o.v = *(const uint4*)(p + i);
+#endif
+#ifdef KV_int8
+  o.v = *(const uint2*)(p + i), o.d = scales[i >> 5];
+#endif
+  return o;
+}
+
+// One of the eight; k is known when this is compiled.
+DEV float value_of(const Eight& o, int k) {
+#ifdef KV_fp32
+  float4 f = k < 4 ? o.a : o.b;
+  k &= 3;
+  return k == 0 ? f.x : k == 1 ? f.y : k == 2 ? f.z : f.w;
+#endif
+#ifdef KV_fp16
+  u32 w = k < 2 ? o.v.x : k < 4 ? o.v.y : k < 6 ? o.v.z : o.v.w;
+  return half_of(k & 1 ? w >> 16 : w & 0xffff);
+#endif
+#ifdef KV_int8
+  return mul((float)(i8)((k < 4 ? o.v.x : o.v.y) >> 8 * (k & 3)), half_of(o.d));
+#endif
+}
+
 DEV bool keep(Stored* to, u16* scales, size_t at, float x) {
 #ifdef KV_fp32
   to[at] = x;

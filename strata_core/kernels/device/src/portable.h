@@ -22,6 +22,10 @@ typedef long long i64;
 #define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads) void
 #else
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define FEW(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#endif
+#ifndef FEW  // a kernel of so few blocks that registers count for more than blocks side by side
+#define FEW KERNEL
 #endif
 
 // --- floats: every operation by name, each one rounding to nearest, so that nothing is contracted.

@@ -169,13 +169,23 @@ linear_add(const u8* weight, const u8* x, float* out, const float* bias, float* 
 #endif
 
 #ifdef KERNEL_products
+struct Matrix {
+  const u8* weight;
+  float* out;
+  const float* bias;
+  i64 stride;
+  int rows, block;
+};
+
 template <class W>
-DEV void part_of(const u8* weight, float* out, const float* bias, const u8* x, i64 stride, int rows,
-                 int tokens, int columns, int block) {
+DEV void part_of(const Matrix& m, const u8* x, int tokens, int columns) {
   SHARED_BYTES(bytes);
-  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, of_warp = rows_of_block(stride) / 4;
-  int first = (block * 4 + warp) * of_warp;
-  RowsOf r = begin_rows(weight, stride, first, rows, bytes + warp * slot_bytes(stride, of_warp), lane);
+  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, of_warp = rows_of_block(m.stride) / 4;
+  int first = (m.block * 4 + warp) * of_warp, rows = m.rows;
+  float* out = m.out;
+  const float* bias = m.bias;
+  u8* slot = bytes + warp * slot_bytes(m.stride, of_warp);
+  RowsOf r = begin_rows(m.weight, m.stride, first, rows, slot, lane);
   follow();
   size_t pitch = PITCH;
   auto at = [=](int t) { return x + t * pitch; };
@@ -184,19 +194,29 @@ DEV void part_of(const u8* weight, float* out, const float* bias, const u8* x, i
   });
 }
 
+template <class A, class B>
+struct Same {
+  static const bool yes = false;
+};
+template <class A>
+struct Same<A, A> {
+  static const bool yes = true;
+};
+
 KERNEL(128)
 products(const u8* weight_a, float* out_a, const float* bias_a, const u8* weight_b, float* out_b,
          const float* bias_b, const u8* weight_c, float* out_c, const float* bias_c, const u8* x,
          i64 stride_a, i64 stride_b, i64 stride_c, int rows_a, int rows_b, int rows_c, int tokens,
          int columns) {
-  int block = blockIdx.x;
   int a = (rows_a - 1) / rows_of_block(stride_a) + 1, b = (rows_b - 1) / rows_of_block(stride_b) + 1;
-  if (block < a)
-    part_of<TYPE_A>(weight_a, out_a, bias_a, x, stride_a, rows_a, tokens, columns, block);
-  else if (block < a + b)
-    part_of<TYPE_B>(weight_b, out_b, bias_b, x, stride_b, rows_b, tokens, columns, block - a);
-  else
-    part_of<TYPE_C>(weight_c, out_c, bias_c, x, stride_c, rows_c, tokens, columns, block - a - b);
+  int block = blockIdx.x;
+  Matrix m = {weight_a, out_a, bias_a, stride_a, rows_a, block};
+  if (block >= a + b) m = {weight_c, out_c, bias_c, stride_c, rows_c, block - a - b};
+  else if (block >= a) m = {weight_b, out_b, bias_b, stride_b, rows_b, block - a};
+  if (block >= a + b && !Same<TYPE_A, TYPE_C>::yes) part_of<TYPE_C>(m, x, tokens, columns);
+  else if (block >= a && block < a + b && !Same<TYPE_A, TYPE_B>::yes)
+    part_of<TYPE_B>(m, x, tokens, columns);
+  else part_of<TYPE_A>(m, x, tokens, columns);
 }
 #endif
 

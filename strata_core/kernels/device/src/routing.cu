@@ -8,13 +8,21 @@
 // Logits of up to MOST_TOKENS tokens, PER_TOKEN threads each. An expert's place in the router order is
 // the number of those before it, which every thread counts for its own experts.
 struct Routing {
-  float *x, *stripes, *best, *chosen;
+  u32* keys;
+  float *stripes, *best, *chosen;
 };
+
+// Logits as integers of the same order; what is no number comes last, -0 is +0.
+DEV u32 key_of(float x) {
+  u32 u = bits_of(add(x, 0.f));
+  return x == x ? u ^ ((u32)((int)u >> 31) | 0x80000000u) : 0;
+}
+DEV float value_of(u32 key) { return float_of(key >> 31 ? key ^ 0x80000000u : ~key); }
 
 // Its memory: fused_table.py says how much that is.
 DEV Routing routing_in(float* room, int experts, int top_k, int token) {
   float* at = room + token * (experts + 68 + top_k);
-  Routing o = {at, at + experts, at + experts + 64, at + experts + 68};
+  Routing o = {(u32*)at, at + experts, at + experts + 64, at + experts + 68};
   return o;
 }
 
@@ -28,7 +36,7 @@ DEV void route_token(const Routing& o, const float* row, P* pick, float* weights
   if (in)
     for (int i = tid; i < experts; i += PER_TOKEN) {
       float v = row[i];
-      o.x[i] = v;
+      o.keys[i] = key_of(v);
       bad |= !finite(v);
       top = largest(top, v);
     }
@@ -43,19 +51,16 @@ DEV void route_token(const Routing& o, const float* row, P* pick, float* weights
     for (int w = 1; w < PER_TOKEN / 32; w++) m = largest(m, o.best[w]);
     if (tid < 64) {
       float acc = 0.f;
-      for (int i = tid; i < experts; i += 64) acc = add(acc, exp_(sub(o.x[i], m)));
+      for (int i = tid; i < experts; i += 64) acc = add(acc, exp_(sub(value_of(o.keys[i]), m)));
       o.stripes[tid] = acc;
     }
-    // of equals the lower index comes first; what is no number comes last, which is latched
+    // of equals the lower index comes first
     for (int i = tid; i < experts; i += PER_TOKEN) {
-      float v = o.x[i];
+      u32 key = o.keys[i];
       int before = 0;
 #pragma unroll 8
-      for (int k = 0; k < experts; k++) {
-        float other = o.x[k];
-        before += other > v || (other == v && k < i) || (v != v && (other == other || k < i));
-      }
-      if (before < top_k) pick[before] = (P)i, o.chosen[before] = v;
+      for (int k = 0; k < experts; k++) before += o.keys[k] + (k < i) > key;
+      if (before < top_k) pick[before] = (P)i, o.chosen[before] = value_of(key);
     }
   }
   __syncthreads();
