@@ -23,10 +23,18 @@ def fuse(segment: Segment) -> Segment:
     at = 0
     while at < len(segment.items):
         found, length = _found_at(segment.items, at)
-        follows = bool(items) and isinstance(items[-1], Launch)
-        items.append(evolve(found, early=follows) if isinstance(found, Launch) else found)
+        items.append(found)
         at += length
-    return Segment(items, segment.layer)
+    return Segment(start_early(items), segment.layer)
+
+
+def start_early(items: Sequence[Item]) -> list[Item]:
+    """The same items, every launch early that has a launch right before it."""
+    follows = [False, *(isinstance(item, Launch) for item in items)]
+    return [
+        evolve(item, early=early) if isinstance(item, Launch) else item
+        for item, early in zip(items, follows, strict=False)
+    ]
 
 
 def parts_of(launch: Launch) -> tuple[Launch, ...]:

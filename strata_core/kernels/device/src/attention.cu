@@ -67,7 +67,7 @@ DEV float of_ring(const Ring& ring, int slot, int warp, int j, int lane) {
 // One block: one split of some heads that share a KV head, one after the other. A thread has a
 // position for the scores, a warp a tile; then a thread has an element of the sum, whose tiles follow
 // each other while the next ones' values are on their way.
-FEW(256)
+ROOMY(256, 1)
 attention(const float* q, float* partials, const int* positions, const Place* places,
           i64 layer_offset, int tokens, int width, int kv_heads, int group, int window,
           int splits) {

@@ -22,10 +22,10 @@ typedef long long i64;
 #define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads) void
 #else
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-#define FEW(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define ROOMY(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #endif
-#ifndef FEW  // a kernel of so few blocks that registers count for more than blocks side by side
-#define FEW KERNEL
+#ifndef ROOMY  // a kernel whose registers count for more than blocks beyond so many side by side
+#define ROOMY(threads, blocks) KERNEL(threads)
 #endif
 
 // --- floats: every operation by name, each one rounding to nearest, so that nothing is contracted.
@@ -179,6 +179,15 @@ DEV u32 choose(u32 low, u32 high, u32 nibbles) { return __byte_perm(low, high, n
 DEV void prefetch(const void* p) {
 #if !defined(STRATA_HIP) && !defined(STRATA_EMULATED)
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
+// --- 32 bits of two words, from bit `from` of the lower one on; 32 gives the upper one
+DEV u32 slide(u32 low, u32 high, u32 from) {
+#if defined(STRATA_HIP) || defined(STRATA_EMULATED)
+  return (u32)(((u64)high << 32 | low) >> from);
+#else
+  return __funnelshift_rc(low, high, from);
 #endif
 }
 

@@ -153,7 +153,7 @@ DEV void multiply(const u8* weight, const u8* x, float* out, const float* bias, 
 #endif
 
 #ifdef KERNEL_linear
-KERNEL(128)
+ROOMY(128, 4)
 linear(const u8* weight, const u8* x, float* out, const float* bias, i64 stride, int tokens, int rows,
        int columns) {
   multiply<TYPE>(weight, x, out, bias, 0, stride, tokens, rows, columns);
@@ -161,7 +161,7 @@ linear(const u8* weight, const u8* x, float* out, const float* bias, i64 stride,
 #endif
 
 #ifdef KERNEL_linear_add
-KERNEL(128)
+ROOMY(128, 4)
 linear_add(const u8* weight, const u8* x, float* out, const float* bias, float* sum, i64 stride,
            int tokens, int rows, int columns) {
   multiply<TYPE>(weight, x, out, bias, sum, stride, tokens, rows, columns);
@@ -203,7 +203,7 @@ struct Same<A, A> {
   static const bool yes = true;
 };
 
-KERNEL(128)
+ROOMY(128, 4)
 products(const u8* weight_a, float* out_a, const float* bias_a, const u8* weight_b, float* out_b,
          const float* bias_b, const u8* weight_c, float* out_c, const float* bias_c, const u8* x,
          i64 stride_a, i64 stride_b, i64 stride_c, int rows_a, int rows_b, int rows_c, int tokens,
@@ -280,7 +280,7 @@ DEV void gate_and_up(const u8* gate, const u8* up, const u8* x, const int* found
 
 // One block: 32 rows of gate and up of one expert, which make one block of `down`'s activations for
 // each entry that has the expert. Warps take rows by fours; `warps` of them stage theirs, 0: none does.
-KERNEL(256)
+ROOMY(256, 2)
 gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stride, i64 up_stride,
         int count, int top_k, int rows, int columns, int op, int warps) {
   SHARED_BYTES(bytes);
@@ -330,7 +330,7 @@ gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stri
 #endif
 
 #ifdef KERNEL_down
-KERNEL(128)
+ROOMY(128, 4)
 down(const Entry* entries, const u8* inner, i64 stride, int count, int rows, int columns) {
   SHARED_BYTES(bytes);
   __shared__ int found[MOST_TOKENS], many;
