@@ -14,6 +14,8 @@ quantise(const float* x, u8* records, u32* status, int rows, int width, int op) 
 }
 #endif
 
+#define AT_ONCE 4
+
 DEV size_t record_pitch(int columns) { return (size_t)((columns + 255) / 256) * RECORD_BYTES; }
 
 // Up to T tokens of one quantised row; token t's records are at x(t).
@@ -120,9 +122,15 @@ template <class W, class X, class Put>
 DEV void finish_tokens(const RowsOf& r, X x, int tokens, int columns, int lane, Put put) {
   if (r.staged) copies_done<0>();
   MEET_WARP();
-  if (tokens == 1) finish_rows<W, 1>(r, x, 1, columns, lane, put);
-  else if (tokens <= 4) finish_rows<W, 4>(r, x, tokens, columns, lane, put);
-  else finish_rows<W, MOST_TOKENS>(r, x, tokens, columns, lane, put);
+  if (tokens == 1) {
+    finish_rows<W, 1>(r, x, 1, columns, lane, put);
+    return;
+  }
+  // eight tokens at once would take more registers than there are; the rows are near
+  for (int from = 0; from < tokens; from += AT_ONCE)
+    finish_rows<W, AT_ONCE>(
+        r, [=](int t) { return x(from + t); }, tokens - from < AT_ONCE ? tokens - from : AT_ONCE,
+        columns, lane, [=](int n, int t, float v) { put(n, from + t, v); });
 }
 
 #ifdef QUANTISED
@@ -312,8 +320,10 @@ gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stri
       const u8 *a = gate + r * gate_stride, *b = up + r * up_stride;
       float* to = h[0] + base + r;
       if (n == 1) gate_and_up<1>(a, b, x, found, n, top_k, columns, lane, to);
-      else if (n <= 4) gate_and_up<4>(a, b, x, found, n, top_k, columns, lane, to);
-      else gate_and_up<MOST_TOKENS>(a, b, x, found, n, top_k, columns, lane, to);
+      else
+        for (int t = 0; t < n; t += AT_ONCE)
+          gate_and_up<AT_ONCE>(a, b, x, found + t, n - t < AT_ONCE ? n - t : AT_ONCE, top_k, columns,
+                               lane, to + t * 32);
     }
   }
   __syncthreads();
