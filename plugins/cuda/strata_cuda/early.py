@@ -37,8 +37,8 @@ class _Config(ctypes.Structure):
 
 
 def early_config(shape: Sequence[int], stream: int) -> Any:
-    """The configuration of an early launch: three of the grid, three of the block, shared bytes."""
+    """Where the configuration of an early launch is. `shape`: grid, block, shared bytes."""
     attribute = _Attribute(SERIALIZATION, b"", (ctypes.c_uint32 * 16)(1))
     three = ctypes.c_uint * 3
     grid, block = three(*shape[:3]), three(*shape[3:6])
-    return _Config(grid, block, shape[6], stream, ctypes.pointer(attribute), 1)
+    return ctypes.pointer(_Config(grid, block, shape[6], stream, ctypes.pointer(attribute), 1))

@@ -248,6 +248,7 @@ class FakeCuda:
         assert attribute == 8
 
     def _launch_early(self, config, function, plain, extra):
+        config = ctypes.cast(config, ctypes.c_void_p).value
         words = (ctypes.c_uint * 7).from_address(config)
         stream, attributes = (ctypes.c_void_p * 2).from_address(config + 32)
         assert ctypes.c_uint.from_address(config + 48).value == 1
