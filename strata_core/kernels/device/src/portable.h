@@ -114,7 +114,9 @@ DEV u16 to_half(float f) {
 // the wait, which is what makes the second half of that true. A plain launch passes through. Every
 // kernel comes here, in every block, whatever it has to do.
 DEV void follow() {
-#if !defined(STRATA_HIP) && !defined(STRATA_EMULATED) && __CUDA_ARCH__ >= 900
+#if defined(STRATA_EMULATED)
+  has_followed();
+#elif !defined(STRATA_HIP) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
