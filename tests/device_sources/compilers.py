@@ -98,6 +98,8 @@ def every_key() -> list[KernelKey]:
     for name, kernel in DEVICE_KERNELS.items():
         choices = [_choices(parameter) for parameter in kernel.parameters]
         for parameters in itertools.product(*choices):
+            if name == "products" and not _mixed(*map(str, parameters)):
+                continue
             if name == "gate_up" and not _together(*map(str, parameters)):
                 continue
             keys.append(KernelKey(name, parameters))
@@ -108,6 +110,14 @@ def _choices(parameter: str) -> tuple[str | int, ...]:
     if parameter == "kv":
         return KV_TYPES
     return HEAD_DIMS if parameter == "head_dim" else tuple(TYPES)
+
+
+def _mixed(first: str, second: str, third: str) -> bool:
+    """Types of q, k and v: the same, or v of another one; none of them floats."""
+    floats = {"F32", "F16", "BF16"}
+    if floats & {first, second, third} or first != second:
+        return False
+    return third == first or (first, third) in {("Q4_K", "Q6_K"), ("Q5_K", "Q6_K")}
 
 
 def _together(gate: str, up: str, down: str) -> bool:
