@@ -30,8 +30,9 @@ _BEGINNINGS = (
     ("the token embedding", EMBEDDING),
     ("buffers of activations", WORK),
     ("a helper's buffers", WORK),
+    ("buffers that experts change places through", SMALL),
 )
-"""How claims of device memory call what plans have a name for."""
+"""How claims call what plans have a name for."""
 
 
 def actual(backend: Backend, allocator: Allocator, plan: Plan, *, simulated: bool) -> Actual:
