@@ -22,13 +22,15 @@ from strata_core.cache.profile import Profile
 from strata_core.checkpoint.open import Checkpoint, open_checkpoint
 from strata_core.config import Settings, resolve_arguments
 from strata_core.engine.assemble import Running, start
+from strata_core.engine.beside import PlanBeside, plan_beside
 from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits, Shutdown, Submit
 from strata_core.engine.perplexity import Perplexity, perplexity
 from strata_core.engine.prepare import Prepared, prepare
-from strata_core.engine.tier import Known, keep_profile
+from strata_core.engine.tier import Known, keep_profile, learns
 from strata_core.errors import Degradation, Degradations, EngineError, StrataError, UsageError
 from strata_core.interfaces import Capabilities, Progress
 from strata_core.machine import Machine, read_machine
+from strata_core.pack.reads import reads_report
 from strata_core.plan.plan import Plan
 from strata_core.plugins.naming import naming, plugins_among, remedy
 from strata_core.sampler import Sampling
@@ -56,7 +58,8 @@ class Model:
 
     `generate`, `logits` and `perplexity` may be called from any thread; requests wait for each
     other. Usable as a context manager. After `close` every call raises StrataError. A model that
-    is dropped, or still open when the interpreter exits, is closed then.
+    is dropped, or still open when the interpreter exits, is closed then. `beside` sets the plan
+    beside what became of it.
     """
 
     checkpoint: Checkpoint
@@ -67,7 +70,9 @@ class Model:
     timings: dict[str, float]
     _settings: Settings
     _running: Running
+    beside: PlanBeside
     _known: Known = field(factory=Known)
+    _learn: bool = True
     _names: Iterator[int] = field(factory=lambda: count(1))
     _closed: bool = False
     _end: finalize[Any, Any] = field(init=False)
@@ -165,6 +170,8 @@ class Model:
                 ended = isinstance(event, Finished | Failed)
                 if isinstance(event, Failed):
                     raise self._told(event)
+                if isinstance(event, Finished):
+                    self.beside.finished(event)
                 yield event
         finally:
             # Nothing is waited for: this may run on any thread, even the engine's, when a dropped
@@ -197,6 +204,17 @@ class Model:
         with naming("what was served is not known", self.selections):
             return self._running.counters()
 
+    @property
+    def reads(self) -> dict[str, Any]:
+        """What --verify-reads has compared so far; see docs/pack.md."""
+        return reads_report(self.checkpoint.experts, self._settings.verify_reads)
+
+    @property
+    def lanes(self) -> Mapping[str, Any] | None:
+        """How misses are split between the link and the CPU; None without a device."""
+        with naming("how misses are split is not known", self.selections):
+            return self._running.lanes()
+
     def profile(self) -> Profile:
         """How often each expert was chosen so far. Raises UsageError where nobody counts."""
         picks = self._running.picks()
@@ -207,7 +225,7 @@ class Model:
                 "a profile is made of these counts",
                 "choose --backend cpu",
             )
-        return Profile.of(self.checkpoint.model_hash, picks)
+        return Profile.of(self.checkpoint.origin_hash, picks)
 
     def close(self) -> None:
         """Stop the engine and free everything; calling it again does nothing.
@@ -220,11 +238,14 @@ class Model:
         self._closed = True
         with naming("the model did not close", self.selections, EngineError):
             picks = self._running.picks()
+            if self._learn:
+                self.beside.keep(self._running.counters())
             self._end()
         self.checkpoint.close()
         if picks is not None:
-            counted = Profile.of(self.checkpoint.model_hash, picks)
-            keep_profile(self.checkpoint, self._settings, self._known, counted, self.plan.source)
+            counted = Profile.of(self.checkpoint.origin_hash, picks)
+            learning = self._learn and learns(self.plan)
+            keep_profile(self.checkpoint, self._settings, self._known, counted, learning=learning)
 
     def __enter__(self) -> Self:
         return self
@@ -297,12 +318,15 @@ def load(
     *,
     progress: Progress | None = None,
     settings: Settings | None = None,
+    learn: bool = True,
     **options: Any,
 ) -> Model:
     """Load a model: a GGUF file, a hub-layout folder, or "demo".
 
     `options` are settings by key (`source="mmap"`, `max_context=4096`, ...; docs/cli.md lists
-    them). Raises StrataError: a model that is damaged, does not fit, or that nothing can run.
+    them). What the run counts and measures is kept for later runs unless `learn` is False; a
+    profile that settings ask for is written all the same. Raises StrataError: a model that is
+    damaged, does not fit, or that nothing can run.
     """
     began = perf_counter()
     prepared = _prepared(model, settings, options, None)
@@ -318,7 +342,9 @@ def load(
         timings={"load_s": perf_counter() - began},
         settings=prepared.settings,
         running=running,
+        beside=plan_beside(prepared, running),
         known=prepared.known,
+        learn=learn,
     )
 
 

@@ -14,10 +14,18 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from strata_core.abilities import CountingExecutor, CountingSource
+from strata_core.abilities import (
+    AskingExecutor,
+    CountingExecutor,
+    CountingSource,
+    SplittingExecutor,
+)
+from strata_core.checkpoint.whole import WholeFiles
 from strata_core.config import cache_folder
 from strata_core.engine.able import check_built, checked_policy, unmet_wishes
+from strata_core.engine.actual import actual
 from strata_core.engine.loop import Engine
+from strata_core.engine.mapped import mapped_needs
 from strata_core.engine.prepare import Prepared
 from strata_core.engine.start.run import DeviceStart, StartRequest
 from strata_core.engine.start.staged import StagedBackend
@@ -41,7 +49,9 @@ from strata_core.interfaces import (
     SourceContext,
     StartPolicy,
 )
+from strata_core.plan.actual import Actual
 from strata_core.plan.explain import does_not_fit
+from strata_core.plan.plan import Plan
 from strata_core.plugins import Offer
 from strata_core.plugins.guard import describe, folder_kept
 from strata_core.plugins.naming import CORE, naming
@@ -66,12 +76,19 @@ class Running:
     engine: Engine
     executor: Executor
     backend: Backend
+    allocator: Allocator
     source: Source
     parts: ExitStack
 
+    def actual(self, plan: Plan, *, simulated: bool) -> Actual:
+        """What it holds now, to be set beside its plan."""
+        return actual(self.backend, self.allocator, plan, simulated=simulated)
+
     def counters(self) -> dict[str, Mapping[str, int]]:
-        """Experts and bytes by lane: the executor's, and the source's own."""
+        """Experts and bytes by lane: the executor's, what it asked for, and the source's own."""
         found = dict(self.executor.counters())
+        if isinstance(self.executor, AskingExecutor) and (asked := self.executor.asked()):
+            found["asked"] = asked
         if isinstance(self.source, CountingSource):
             found |= self.source.counters()
         return found
@@ -79,6 +96,10 @@ class Running:
     def picks(self) -> Mapping[int, NDArray[np.int64]] | None:
         """How often each expert was chosen so far, by layer; None where nobody counts."""
         return self.executor.picks() if isinstance(self.executor, CountingExecutor) else None
+
+    def lanes(self) -> Mapping[str, Any] | None:
+        """How misses are split between lanes; None where there is nothing to split."""
+        return self.executor.lanes() if isinstance(self.executor, SplittingExecutor) else None
 
     def close(self) -> None:
         """Free the executor, the source, the allocator and the backend, in this order."""
@@ -122,6 +143,8 @@ def start(
                 f"backend {prepared.backend.name} does not count which experts are chosen",
                 "leave it out, or choose --backend cpu",
             )
+        whole = WholeFiles.open(mapped_needs(prepared, backend))
+        parts.callback(whole.close)
         engine = Engine(
             executor=executor,
             limits=prepared.limits,
@@ -130,12 +153,14 @@ def start(
             tokenizer=tokenizer,
             sampler=open_sampler(_backend_context(prepared, degradations)),
             exact_prompt=prepared.settings.exact_prompt,
+            guard=whole.check,
         )
         engine.start()
         return Running(
             engine=engine,
             executor=executor,
             backend=backend,
+            allocator=allocator,
             source=parts_made.sources[-1],
             parts=parts.pop_all(),
         )
@@ -202,6 +227,7 @@ class _Parts:
                 prepared.limits,
                 self.progress,
                 prepared.ranking,
+                prepared.rates,
             ),
             make_source=self.source,
             bind=self.bind,

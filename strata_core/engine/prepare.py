@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import floor, prod
 
 from attrs import asdict, evolve, field, frozen
 
+from strata_core.cache.rank import rates
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin_settings
-from strata_core.engine.devices import accelerator, without_residents, without_use
+from strata_core.engine.devices import accelerator, without_source, without_use
+from strata_core.engine.rates import pace
 from strata_core.engine.tier import Known, known_profile, low_ram
 from strata_core.errors import Degradation, UsageError
-from strata_core.interfaces import Capabilities, Expert, Limits, Probe, Role
+from strata_core.interfaces import BackendRecord, Capabilities, Expert, Limits, Probe, Role
 from strata_core.kernels.kv import kv_bytes
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
@@ -35,7 +37,7 @@ from strata_core.selection import (
 WINDOW_TOKENS = 512
 """Most tokens of one window."""
 
-_BUILT_IN_FORMS = ("gguf", "hub", "pack")
+BUILT_IN_FORMS = ("gguf", "hub", "pack")
 
 WINDOW_LOGITS = 64
 """Most logits rows of one window."""
@@ -65,6 +67,14 @@ class Prepared:
     def ranking(self) -> tuple[Expert, ...] | None:
         """All experts, the most asked for first; None without a profile."""
         return self.known.order
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """How often a token asks for each expert of `ranking`; none without a profile."""
+        if self.known.profile is None or self.known.order is None:
+            return ()
+        chosen = self.checkpoint.hyper.top_k / max(1, self.checkpoint.experts.count)
+        return rates(self.known.profile, self.known.order, chosen)
 
     @property
     def selections(self) -> tuple[Selection, ...]:
@@ -100,6 +110,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         _plan_request(checkpoint, settings, memory, sizes, given),
         accelerator=devices,
         low_ram=low_ram(checkpoint, settings, machine, sizes, devices, known, asked),
+        pace=pace(checkpoint, program, settings, machine, known, record),
     )
     plan = make_plan(request)
     source = _source(choice, plan, checkpoint.form)
@@ -119,14 +130,25 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         degradations=(
             *variable_degradations(table=settings.table),
             *unused,
-            *unused_plugin_settings(settings, selections),
-            *without_residents(settings, source.name),
-            *(item.degradation for item in selections if item.degradation),
+            *unheeded(settings, selections, record),
             *memory.degradations,
             *plan_degradations(request, plan),
             *unchecked_reads(settings, checkpoint.experts, source.name),
         ),
     )
+
+
+def unheeded(
+    settings: Settings, selections: Collection[Selection], backend: BackendRecord
+) -> Iterator[Degradation]:
+    """What the selections make worse, and settings that nothing of what was chosen heeds.
+
+    Raises UsageError where a flag or an argument gave such a setting.
+    """
+    yield from unused_plugin_settings(settings, selections)
+    source = next(item.name for item in selections if item.role == "source")
+    yield from without_source(settings, source, backend)
+    yield from (item.degradation for item in selections if item.degradation)
 
 
 def _backend_and_allocator(
@@ -145,7 +167,7 @@ def _backend_and_allocator(
 
 def _source(choice: SourceChoice, plan: Plan, form: str) -> Selection:
     """The source in the end: the planner's where the form is one that built-in sources read."""
-    planned = plan.source if form in _BUILT_IN_FORMS else None
+    planned = plan.source if form in BUILT_IN_FORMS else None
     return chosen(choice.final(planned, plan.source_because))
 
 

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from attrs import frozen
 
+DENSE = "dense weights"
+KV = "keys and values"
+WORK = "working memory"
+SLOTS = "expert slots"
+EXPERTS = "experts"
+RING = "experts on their way"
+EMBEDDING = "token embedding"
+SMALL = "small buffers"
+PROGRAM = "program"
+"""Names of items: the same in every plan, in every tier, and beside what was taken."""
+
 BASE_BYTES = 256 << 20
 """What the interpreter and its libraries take besides everything that is counted."""
 
@@ -16,7 +27,8 @@ class Sizes:
     position of one sequence, `workspace` the activation buffers of one window and what is held of
     an expert while it is computed. The rest matters to devices alone: `count` of experts in all
     layers, `embedding` of the token table where it is no other role's too (a part of `dense`),
-    `small` page-locked buffers, and `helper_workspace` of a device that only holds experts.
+    `small` page-locked buffers, `table` and `moving` those that experts change places through, the
+    second of which it can do without, and `helper_workspace` of a device that only holds experts.
     """
 
     dense: int
@@ -26,6 +38,8 @@ class Sizes:
     count: int = 0
     embedding: int = 0
     small: int = 0
+    table: int = 0
+    moving: int = 0
     helper_workspace: int = 0
 
     def blobs(self, count: int) -> int:
@@ -39,10 +53,11 @@ class Sizes:
 
 @frozen
 class Item:
-    """One line of a tier: what takes how many bytes."""
+    """One line of a tier: what takes how many bytes; `name` is one of those above."""
 
     what: str
     nbytes: int
+    name: str = ""
 
 
 @frozen

@@ -102,7 +102,7 @@ def moved(runtime):
     return link["to_device"], link["from_device"], report["launcher_calls"]
 
 
-def test_hits_move_nothing_over_the_link_but_frame_and_logits(lab, tiny_file, tools):
+def test_hits_move_nothing_over_the_link_but_frame_picks_and_logits(lab, tiny_file, tools):
     checkpoint = tiny_file()
     backend = lab.backend(expert_cache=16)
     executor = lab.bind(backend, checkpoint)
@@ -113,7 +113,8 @@ def test_hits_move_nothing_over_the_link_but_frame_and_logits(lab, tiny_file, to
     to_device, from_device, launches = np.subtract(moved(backend.runtime), before)
     exchange = executor._exchange
     assert to_device == exchange.frame.nbytes < 8192
-    assert from_device == 256 + 4 * checkpoint.hyper.vocabulary + 8
+    picks = 4 * checkpoint.hyper.top_k * len(checkpoint.experts.layouts)
+    assert from_device == 256 + 4 * checkpoint.hyper.vocabulary + 8 + picks
     assert launches == 1
     assert executor.counters()["cpu"] == {"experts": 0, "bytes": 0}
     lab.check_closed(backend, executor)
@@ -147,7 +148,7 @@ def test_a_device_that_does_not_answer_ends_in_an_error(lab, tiny_file, tools):
     ids = tools.ids
     executor.run(tools.window(ids[:1], slot=slot))
     kernels = backend.runtime._kernels
-    signal = kernels["assign"]
+    signal = kernels["dispatch"]
 
     def silent(runtime, device, launch):
         words = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(word))
@@ -156,13 +157,13 @@ def test_a_device_that_does_not_answer_ends_in_an_error(lab, tiny_file, tools):
         words[0] = old
 
     word = executor._exchange.rest.at("words")
-    kernels["assign"] = silent
+    kernels["dispatch"] = silent
     start = time.monotonic()
     with pytest.raises(EngineError, match="stopped at layer 0 in stepped mode") as caught:
         executor.run(tools.window(ids[1:2], start=1, slot=slot))
     assert time.monotonic() - start < 5
     assert "did not answer within 0.05 s" in caught.value.why
-    kernels["assign"] = signal
+    kernels["dispatch"] = signal
     again = lab.logits(executor)
     assert again.tobytes() == lab.cpu(checkpoint).tobytes()
     lab.check_closed(backend, executor)

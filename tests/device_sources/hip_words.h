@@ -8,6 +8,7 @@
 #define __constant__ __attribute__((constant))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(n) __attribute__((amdgpu_flat_work_group_size(1, n)))
+#define __align__(n) __attribute__((aligned(n)))
 typedef __SIZE_TYPE__ size_t;
 
 #define WORD static __device__ __forceinline__
@@ -53,6 +54,9 @@ struct alignas(16) float4 {
 };
 struct alignas(8) int2 {
   int x, y;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
 };
 
 WORD void __syncthreads() {

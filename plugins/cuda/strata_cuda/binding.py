@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from strata_core.errors import DeviceError, Refused
+from strata_core.errors import REPORT, DeviceError, Refused
 from strata_cuda.probe import LIBRARIES
 
 OUT_OF_MEMORY = 2
@@ -22,9 +22,6 @@ OUT_OF_MEMORY = 2
 
 OPERATING_SYSTEM, NOT_SUPPORTED = 304, 801
 """What registering answers where the system locks no more pages, or none at all."""
-
-REPORT = "this is an error in the engine; please report it"
-"""The remedy of what no user can cause."""
 
 
 @frozen
@@ -114,6 +111,8 @@ def open_driver(names: tuple[str, ...]) -> ctypes.CDLL:
             *[ctypes.c_uint] * 7,
             *[ctypes.c_void_p] * 3,
         ]
+        # the configuration, the kernel, no list of arguments, the packed block
+        library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
         return library
     raise DeviceError(
         "the NVIDIA driver's library cannot be opened",

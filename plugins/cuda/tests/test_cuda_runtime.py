@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -18,8 +20,9 @@ from strata_core.runtime import KernelKey, Launch
 from strata_core.testing.conformance.runtime import RuntimeSuite
 from strata_core.testing.conformance.runtime_base import PAGE, pages
 from strata_cuda import binding as cuda_binding
+from strata_cuda import runtime as cuda_runtime
 from strata_cuda.compiler import OPTIONS, Compiler, target_of
-from strata_cuda.runtime import CudaRuntime
+from strata_cuda.runtime import PLAIN_SHARED, CudaRuntime
 
 
 class TestVerbs(RuntimeSuite):
@@ -39,6 +42,7 @@ def cuda():
 @pytest.fixture
 def runtime(cuda):
     made = CudaRuntime(cuda.binding())
+    made.bound = cuda.binding()
     made.open_context(0)
     yield made
     made.close()
@@ -62,10 +66,48 @@ CALLS = {
     "memcpyAsync": lambda r, s: r.copy(1, 2, 3, s),
     "memsetAsync": lambda r, s: r.fill(1, 0, 3, s),
     "streamBeginCapture": lambda r, s: r.begin_capture(s),
+    "streamEndCapture": lambda r, s: captured(r, s),
+    "graphInstantiate": lambda r, s: captured(r, s),
+    "graphDestroy": lambda r, s: captured(r, s),
+    "graphExecDestroy": lambda r, s: r.destroy_graph(captured(r, s)),
+    "graphLaunch": lambda r, s: r.launch_graph(captured(r, s), s),
+    "eventDestroy": lambda r, s: r.destroy_event(r.create_event(0)),
     "getSupportedArchs": lambda r, s: r.load(0, [KernelKey("add")]),
     "moduleLoadData": lambda r, s: r.load(0, [KernelKey("add")]),
     "moduleGetFunction": lambda r, s: r.load(0, [KernelKey("add")]),
+    "funcSetAttribute": lambda r, s: launched(r, s, shared=PLAIN_SHARED + 1),
+    "getDeviceCount": lambda r, s: CudaRuntime(r.bound).devices(),
+    "getDeviceProperties": lambda r, s: CudaRuntime(r.bound).devices(),
 }
+
+ELSEWHERE = {"eventQuery", "check_status", "cuLaunchKernel", "pointerGetAttributes",
+             "deviceSynchronize", "moduleUnload"}  # fmt: skip
+"""What tests of their own make fail: answers of another form, and what stops nothing."""
+
+
+def captured(runtime, stream):
+    runtime.begin_capture(stream)
+    return runtime.end_capture(stream)
+
+
+def launched(runtime, stream, shared):
+    made = make_launch("add", x=0, y=0, rows=0, width=0)
+    runtime.load(0, [made.kernel])
+    runtime.launch(Launch(made.kernel, (1, 1, 1), (1, 1, 1), shared, made.args), stream)
+
+
+def test_every_function_of_the_table_is_made_to_fail():
+    source = Path(cuda_runtime.__file__).read_text()
+    by_name = set(re.findall(r'''call\("(\w+)"''', source))
+    own = set(re.findall(r"(?:self\._cuda|\bmodules)\.([a-z]\w+)", source))
+    assert by_name | own | {"getSupportedArchs", "cuLaunchKernel"} == set(CALLS) | ELSEWHERE
+
+
+def test_memory_without_an_alias(cuda, runtime):
+    cuda.fail = {"pointerGetAttributes": 1}
+    address = runtime.host_alloc(100)
+    assert runtime.alias(address, 0) is None
+    assert runtime.take_error() is None
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -156,6 +198,21 @@ def test_launching(cuda, runtime):
     cuda.fail = {"cuLaunchKernel": 2}
     with pytest.raises(Refused, match=r"cuLaunchKernel answers CUDA_ERROR_2 \(2\)"):
         runtime.launch(launch, stream)
+
+
+@pytest.mark.parametrize(("major", "early"), [(8, 0), (9, 1), (12, 1)])
+def test_early_launches_where_the_device_can(cuda, major, early):
+    cuda.major = major
+    runtime = CudaRuntime(cuda.binding())
+    runtime.open_context(0)
+    stream = runtime.create_stream(0)
+    launch = make_launch("add", x=0, y=0, rows=0, width=0)
+    runtime.load(0, [launch.kernel])
+    runtime.launch(launch, stream)
+    runtime.launch(evolve(launch, early=True), stream)
+    assert cuda.early == early
+    assert runtime.devices()[0].shared == 227 << 10
+    runtime.close()
 
 
 def test_close_frees_everything_whatever_fails(cuda):

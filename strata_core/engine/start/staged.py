@@ -11,6 +11,7 @@ from strata_core.interfaces import (
     ExpertFiles,
     Limits,
     Progress,
+    Region,
     Source,
     Weights,
 )
@@ -78,8 +79,12 @@ class StagedBackend(Protocol):
         limits: Limits,
         progress: Progress,
         ranking: Sequence[Expert] | None = None,
+        rates: Sequence[float] = (),
     ) -> Staged:
-        """A model's placement, nothing of it done yet."""
+        """A model's placement, nothing of it done yet.
+
+        `rates` is how often a token asks for each expert of `ranking`, where that is known.
+        """
 
     def bind(
         self,
@@ -99,3 +104,11 @@ class FindsLimit(Protocol):
 
     def contexts_ready(self, devices: Sequence[int]) -> None:
         """These devices' contexts are open, nothing is pinned yet. Raises StrataError."""
+
+
+@runtime_checkable
+class KnowsRegions(Protocol):
+    """An allocator that can say what it has given."""
+
+    def regions(self) -> tuple[Region, ...]:
+        """What is held now, each region once all of its spans are settled."""

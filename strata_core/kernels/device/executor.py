@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from attrs import evolve
@@ -17,11 +18,12 @@ from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
+from strata_core.kernels.device.adapting import Adaptation
 from strata_core.kernels.device.exchange import LINE, MOST_HELPERS
 from strata_core.kernels.device.kv import KvRoom, KvRooms
 from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYTES
 from strata_core.kernels.device.lower import Mode
-from strata_core.kernels.device.rounds import Maker, Part, Round
+from strata_core.kernels.device.rounds import Maker, Round
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.held import undo_all
 
@@ -45,11 +47,12 @@ class DeviceExecutor:
         library: Library,
         pool: Pool,
         on_close: Callable[[], None],
+        adaptation: Adaptation | None = None,
     ) -> None:
         self._maker, self._rooms, self._files = maker, rooms, experts
         self._model, self._exchange = maker.model, maker.places.exchange
         self._run_step, self._pool = library.runner(), pool
-        self._on_close = on_close
+        self._on_close, self._adaptation = on_close, adaptation
         self._rounds: dict[Mode, Round] = {}
         self._slots: dict[int, KvRoom] = {}
         self._number = 0
@@ -65,6 +68,10 @@ class DeviceExecutor:
         self._status = words.view(np.uint32)[:1]
         lines = self._exchange.array("helper status", np.uint32, MOST_HELPERS, LINE // 4)
         self._helper_status = lines[:, 0]
+        layers, each = len(self._model.routed), self._model.experts
+        self._picked = self._exchange.array("picks", np.int32, layers, self._exchange.shape.entries)
+        self._first_number = np.arange(layers, dtype=np.int64)[:, None] * each
+        self._totals = np.zeros(layers * each, np.int64)
 
     # sequences
 
@@ -100,8 +107,10 @@ class DeviceExecutor:
             )
         # rows of one's own: the device's are given back with the executor, while a caller may look
         logits = self._logits[:wanted]
+        # a prompt wants the logits of its last token at most
+        decoding = wanted == tokens and window.kernel_class == "window"
         if 0 < tokens <= self._model.tokens and wanted <= 1:
-            logits[:] = self._piece(window)
+            logits[:] = self._piece(window, decoding=decoding)
             return logits
         for start in range(0, tokens, self._model.tokens):
             stop = min(start + self._model.tokens, tokens)
@@ -114,7 +123,7 @@ class DeviceExecutor:
                 logits_rows=rows - start,
                 kernel_class=window.kernel_class,
             )
-            logits[here] = self._piece(piece)[back]
+            logits[here] = self._piece(piece, decoding=decoding)[back]
         return logits
 
     def prepare(self, mode: Mode) -> Round:
@@ -138,7 +147,7 @@ class DeviceExecutor:
         splits = min(1 << (longest - 1).bit_length(), self._model.splits(0))
         return Mode(tokens, wanted if wanted <= 1 else tokens, splits)
 
-    def _piece(self, window: Window) -> NDArray[np.float32]:
+    def _piece(self, window: Window, *, decoding: bool) -> NDArray[np.float32]:
         self._settle()
         wanted = len(window.logits_rows)
         mode = self.mode_of(window)
@@ -153,26 +162,30 @@ class DeviceExecutor:
         self._helper_status[:] = NOTHING_LATCHED
         self._maker.host.begin(mode.tokens)
         self._maker.hand.failure[:] = NO_FAILURE
-        for part in ready.parts:
-            self._run_part(part, mode.tokens)
-            if self._maker.hand.failure[0] != NO_FAILURE:
-                raise self._stopped(ready)
+        self._run_round(ready)
+        if self._maker.hand.failure[0] != NO_FAILURE:
+            raise self._stopped(ready)
         latched = self._latched()
         if latched != NOTHING_LATCHED:
             raise not_finite(self._model.program, self._files, latched)
+        self._count(mode.tokens, decoding=decoding)
         return self._rows[:wanted]
 
-    def _run_part(self, part: Part, tokens: int) -> None:
-        host = self._maker.host
-        try:
-            if part.before is not None:
-                host.acquire(part.before, tokens)
-            if part.schedule is not None:
-                self._pool.run(part.schedule)
-            for step in part.steps:
-                self._run_step(step.function, step.args, 0, 1)
-        finally:
-            host.release()
+    def _count(self, tokens: int, *, decoding: bool) -> None:
+        """A round is over: count what its routers chose, and let the cache follow a decode round.
+
+        Prompts are counted, but the cache does not follow them: the experts of decoding stay.
+        """
+        asked = (self._picked[:, : tokens * self._model.shape.top_k] + self._first_number).ravel()
+        self._totals += np.bincount(asked, minlength=len(self._totals))
+        if decoding and self._adaptation is not None:
+            self._adaptation.after(asked)
+
+    def _run_round(self, ready: Round) -> None:
+        if ready.schedule is not None:
+            self._maker.host.serving.run(self._pool, ready.schedule)
+        for step in ready.steps:
+            self._run_step(step.function, step.args, 0, 1)
 
     # failures
 
@@ -233,7 +246,22 @@ class DeviceExecutor:
                 total = totals[names.get(lane, "helper")]
                 total["experts"] += count
                 total["bytes"] += count * self._model.layouts[layer].nbytes
+        if self._adaptation is not None:
+            totals.update(self._adaptation.counters())
         return totals
+
+    def picks(self) -> Mapping[int, NDArray[np.int64]]:
+        """How often each expert was chosen so far, by layer; any thread may ask."""
+        rows = self._totals.reshape(len(self._model.routed), -1).copy()
+        return dict(zip(self._model.routed, rows, strict=True))
+
+    def asked(self) -> Mapping[str, int]:
+        """Experts that the CPU's lane had to ask the source for."""
+        return self._maker.host.serving.counters()
+
+    def lanes(self) -> Mapping[str, Any]:
+        """How misses are split between the link and the CPU, and the rates behind it."""
+        return self._maker.split.as_json(self._model.shape.top_k)
 
     def _counts(self) -> dict[int, NDArray[np.uint64]]:
         """Entries of each layer by lane, read from the device."""
@@ -258,7 +286,8 @@ class DeviceExecutor:
         runtime = self._maker.runtime
         graphs = [graph for ready in self._rounds.values() for graph in ready.graphs]
         self._rounds.clear()
-        steps: list[Callable[[], None]] = [self._settle]
+        steps: list[Callable[[], None]] = [self._settle, self._maker.host.close]
+        steps += [self._adaptation.close] if self._adaptation else []
         steps += [partial(runtime.destroy_graph, graph) for graph in graphs]
         steps += [helper.forget for helper in self._maker.helpers]
         undo_all(runtime, [*steps, self._on_close])

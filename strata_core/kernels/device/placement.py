@@ -13,10 +13,12 @@ from functools import partial
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from strata_core.cache.amount import Wish, choose, scarcity
+from strata_core.abilities import AdaptiveSource
+from strata_core.cache.amount import Wish, choose, few_buffers, no_spares, scarcity
 from strata_core.cache.fill import fill_slots
-from strata_core.cache.slots import SlotPool, make_slots
+from strata_core.cache.slots import SlotPool, beside_spares, make_slots
 from strata_core.cache.staging import Staging
+from strata_core.cache.swaps import BUFFERS
 from strata_core.errors import Degradation, Refused
 from strata_core.interfaces import (
     Expert,
@@ -24,10 +26,11 @@ from strata_core.interfaces import (
     Limits,
     Progress,
     Source,
-    StableSource,
     Weights,
 )
+from strata_core.kernels.cpu.serving import stable_experts
 from strata_core.kernels.cpu.workspace import Dense
+from strata_core.kernels.device.adapting import alias_of
 from strata_core.kernels.device.cells import Aliases, Cells
 from strata_core.kernels.device.dense import (
     Stored,
@@ -40,13 +43,23 @@ from strata_core.kernels.device.dense import (
 from strata_core.kernels.device.exchange import Exchange, Shape
 from strata_core.kernels.device.helper import Helper
 from strata_core.kernels.device.kv import KvRooms
+from strata_core.kernels.device.layout import CELL
 from strata_core.kernels.device.lower import Places
 from strata_core.kernels.device.options import DeviceOptions
 from strata_core.kernels.device.regions import Regions
-from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
+from strata_core.kernels.device.split import Table
+from strata_core.kernels.device.workspace import (
+    Model,
+    cells_bytes,
+    cells_span,
+    helper_regions,
+    main_regions,
+)
 from strata_core.kernels.program import Program, Weight
+from strata_core.memory.address import bytes_at
 from strata_core.memory.held import Held, undo_all
 from strata_core.memory.ledger import Ledger
+from strata_core.plan.moving import spares_by_size
 from strata_core.runtime import Runtime
 
 _log = logging.getLogger("strata.device")
@@ -54,7 +67,10 @@ _log = logging.getLogger("strata.device")
 
 @frozen(eq=False)
 class Order:
-    """A model to place: what `bind` is given, and the experts, the most asked for first."""
+    """A model to place: what `bind` is given, and the experts, the most asked for first.
+
+    `rates` is how often a token asks for each of `ranking`; empty where that is not known.
+    """
 
     program: Program
     weights: Weights
@@ -62,6 +78,20 @@ class Order:
     limits: Limits
     progress: Progress
     ranking: Sequence[Expert]
+    rates: Sequence[float] = ()
+
+
+@frozen
+class Moving:
+    """Page-locked memory for experts that change places: a table of cells, and buffers for blobs.
+
+    The table is at `mirror` and lies as the cells do on the device from `target`, `nbytes` in all.
+    """
+
+    mirror: int
+    target: int
+    nbytes: int
+    buffers: tuple[int, ...]
 
 
 @define(eq=False)
@@ -82,11 +112,13 @@ class Placement:
     pool: SlotPool | None = field(default=None, init=False)
     helpers: list[Helper] = field(factory=list, init=False)
     stream: int = field(default=0, init=False)
+    moving: Moving | None = field(default=None, init=False)
     _stored: dict[Weight, Stored] = field(init=False)
     _dense: dict[Weight, Dense] = field(factory=dict, init=False)
     _staging: Staging | None = field(default=None, init=False)
     _streams: list[int] = field(factory=list, init=False)
     _filled: set[str] = field(factory=set, init=False)
+    _mirror_at: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         order = self.order
@@ -122,8 +154,11 @@ class Placement:
         """Page-lock what host and devices exchange, and the buffers for filling. Raises Refused."""
         if self.exchange.address:
             return
-        address = self.held.pinned(self.exchange.nbytes, "what the host and the devices exchange")
+        table = cells_bytes(self.model) if self.options.pace.at_once else 0
+        nbytes = self.exchange.nbytes + table
+        address = self.held.pinned(nbytes, "what the host and the devices exchange")
         self.exchange.settle(address)
+        self._mirror_at = address + self.exchange.nbytes
         self._ready_staging()
 
     def place_dense(self) -> None:
@@ -162,7 +197,8 @@ class Placement:
         """Take the slots of the first device's cache, empty. Raises Refused."""
         if self.pool is None:
             self.place_dense()
-            self.pool = self._slots(self.device, self.options.cache)
+            self.pool = self._slots(self.device, self.options.cache, self.options.pace.at_once)
+            self._take_moving()
 
     def fill_cache(self, source: Source) -> None:
         """Read the best experts into the first device's slots. Raises Refused, StrataError."""
@@ -205,18 +241,25 @@ class Placement:
         pools = {helper.number: helper.pool for helper in self.helpers}
         layouts, count = self.model.layouts, self.model.experts
         cells = Cells.make(layouts, count, self.pool, pools, self._aliases(source))
+        if self.moving is not None:
+            self._mirror(cells, self.moving, source)
         self._put_cells(cells, self.regions, self.device)
         for helper in self.helpers:
             alias = self._alias(helper.device)
             helper.places = evolve(helper.places, exchange_alias=alias)
             own = Cells.make(layouts, count, helper.pool)
             self._put_cells(own, helper.places.regions, helper.device)
-        misses = np.arange(self.model.shape.entries + 1)
-        share = np.rint(misses * self.options.link_share).astype(np.int32)
-        staging.put(self.device, self.regions.at("share"), share.view(np.uint8))
         staging.drain()
         alias = self._alias(self.device)
-        return Places(self.regions, self.exchange, alias, self._dense), cells
+        room = self.runtime.devices()[self.device].shared
+        return Places(self.regions, self.exchange, alias, self._dense, room), cells
+
+    def put_split(self, table: Table) -> None:
+        """Have the misses be split by a table; between rounds only."""
+        assert self.regions is not None
+        staging = self._ready_staging()
+        staging.put(self.device, self.regions.at("share"), table.view(np.uint8))
+        staging.drain()
 
     def close(self) -> None:
         """Give everything back, whatever fails of it. Calling it again does nothing.
@@ -239,6 +282,38 @@ class Placement:
             self._staging = Staging.make(self.held, largest)
         return self._staging
 
+    def _take_moving(self) -> None:
+        """Take what experts that change places need of the host. Raises Refused."""
+        if self.pool is None or not any(self.pool.spare.values()):
+            return
+        assert self.regions is not None, "the dense weights come first"
+        target, nbytes = cells_span(self.regions, self.model)
+        self.take_small_pins()
+        staging = self._ready_staging()
+        try:
+            purpose = "buffers that experts change places through"
+            address = self.held.pinned(BUFFERS * staging.nbytes, purpose, small=False)
+            buffers = tuple(address + n * staging.nbytes for n in range(BUFFERS))
+        except Refused as error:
+            # those of filling have nothing to do by then
+            buffers = staging.addresses
+            self.degrade(few_buffers(f"{self.runtime.label}{self.device}", len(buffers), error))
+        self.moving = Moving(self._mirror_at, target, nbytes, buffers)
+
+    def _mirror(self, cells: Cells, moving: Moving, source: Source) -> None:
+        """Have the table lie where one copy brings it to the device."""
+        assert self.regions is not None, "it lies there as in the regions"
+        bytes_at(moving.mirror, moving.nbytes)[:] = 0
+        for layer, table in cells.layers.items():
+            if f"cells {layer}" in self.regions:
+                at = moving.mirror + self.regions.at(f"cells {layer}") - moving.target
+                mirrored = bytes_at(at, table.nbytes).view(CELL)
+                mirrored[:] = table
+                cells.layers[layer] = mirrored
+        cells.moving = True
+        fixed = not isinstance(source, AdaptiveSource)
+        cells.places_linked = fixed and all(t["alias"].all() for t in cells.layers.values())
+
     def _new_stream(self, device: int) -> int:
         stream = self.runtime.create_stream(device)
         self._streams.append(stream)
@@ -250,11 +325,19 @@ class Placement:
         self.runtime.fill(regions.base, 0, regions.nbytes, stream)
         self.runtime.synchronize(stream)
 
-    def _slots(self, device: int, wish: Wish) -> SlotPool:
+    def _slots(self, device: int, wish: Wish, at_once: int = 0) -> SlotPool:
         resident = self.resident
         ranking = [e for e in self.order.ranking if e not in resident]
-        layouts = self.model.layouts
+        layouts, each = self.model.layouts, self.model.experts
         chosen = choose(self.runtime, self.ledger, device, ranking, layouts, wish)
+        if wish.amount == "auto":
+            chosen = beside_spares(chosen, layouts, each, at_once)
+        spare = spares_by_size(chosen, layouts, each, at_once)
+        if any(spare.values()):
+            try:
+                return make_slots(self.held, device, chosen, layouts, spare)
+            except Refused as error:
+                self.degrade(no_spares(f"{self.runtime.label}{device}", wish.flag, error))
         try:
             return make_slots(self.held, device, chosen, layouts)
         except Refused as error:
@@ -292,7 +375,7 @@ class Placement:
         self._settle(regions, device, stream, "a helper's buffers")
         pool = self._slots(device, self.options.helper_caches[number - 1])
         # its view of the exchange follows when that is there
-        places = Places(regions, self.exchange, 0, {})
+        places = Places(regions, self.exchange, 0, {}, self.runtime.devices()[device].shared)
         return Helper(self.runtime, number, device, stream, pool, places)
 
     def _alias(self, device: int) -> int:
@@ -314,18 +397,18 @@ class Placement:
 
     def _aliases(self, source: Source) -> Aliases:
         """Experts that the first device can read over the link, where it is to read any."""
-        if not self.options.link_share or not isinstance(source, StableSource):
+        if not self.options.link_share:
             return {}
         found = {}
-        resident = self.resident
+        # what is in a slot may leave it, and is then where it is now
+        stays = self.moving is not None and not isinstance(source, AdaptiveSource)
+        resident = frozenset[Expert]() if stays else self.resident
         for layer in self.model.layouts:
-            for index in range(self.model.experts):
+            for index in stable_experts(source, layer):
                 expert = Expert(layer, index)
                 if expert in resident:
                     continue
-                view = source.view(expert)
-                source.release(expert)
-                if view.alias is not None:
-                    gate, up, down = (view.alias + p - view.parts[0] for p in view.parts)
-                    found[expert] = (gate, up, down)
+                parts = alias_of(source, expert)
+                if parts is not None:
+                    found[expert] = parts
         return found

@@ -8,13 +8,14 @@ from math import prod
 from attrs import frozen
 
 from strata_core.cache.staging import BUFFERS, staging_bytes
+from strata_core.cache.swaps import buffer_bytes
 from strata_core.interfaces import BlobLayout, Limits
 from strata_core.kernels.cpu.executor import float_weights
 from strata_core.kernels.device.dense import lone_embedding
 from strata_core.kernels.device.exchange import Exchange, Shape
 from strata_core.kernels.device.layout import MOST_TOKENS
 from strata_core.kernels.device.regions import Regions
-from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
+from strata_core.kernels.device.workspace import Model, cells_bytes, helper_regions, main_regions
 from strata_core.kernels.program import Program, Weight
 
 
@@ -22,7 +23,7 @@ from strata_core.kernels.program import Program, Weight
 class DeviceSizes:
     """Bytes: `dense` weights with the token embedding, `embedding` of it (0 where it is tied),
     `workspace` of the first device, `helper_workspace` of each other one, `small` page-locked
-    buffers.
+    buffers; `table` and `moving` are those that experts change places through.
     """
 
     dense: int
@@ -30,6 +31,8 @@ class DeviceSizes:
     workspace: int
     helper_workspace: int
     small: int
+    table: int
+    moving: int
 
 
 @frozen
@@ -71,4 +74,6 @@ def device_sizes(
         workspace=main_regions(model, exchange).nbytes,
         helper_workspace=helper_regions(model).nbytes,
         small=exchange.nbytes + BUFFERS * staging_bytes(largest),
+        table=cells_bytes(model),
+        moving=buffer_bytes(largest),
     )

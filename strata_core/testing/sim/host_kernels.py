@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.linear import CHUNK
 from strata_core.kernels.cpu.unpack import UNPACK
+from strata_core.kernels.device.fuse import parts_of, plain_keys
+from strata_core.kernels.device.fused_table import FUSED
 from strata_core.kernels.device.layout import (
     CELL,
     ENTRY,
@@ -115,17 +117,24 @@ class HostKernels:
 
     def load(self, key: KernelKey) -> None:
         """Compile the step behind a kernel, where it has one."""
-        if key.name not in ("assign", "claim", "signal"):
+        if key.name in FUSED:
+            for part in plain_keys(key):
+                self.load(part)
+        elif key.name not in ("assign", "claim", "signal"):
             self._library.address(Step(key.name, key.parameters))
 
     def run(self, runtime: SimRuntime, device: int, launch: Launch) -> None:
         """Do what a launch asks, at once, on this thread."""
         ready = self._ready.get((device, launch))
         if ready is None:
-            args = Args.of(launch, runtime, device)
-            make = getattr(self, f"_{launch.kernel.name}")
-            ready = self._ready[device, launch] = make(args, *launch.kernel.parameters)
+            parts = [self._part(runtime, device, part) for part in parts_of(launch)]
+            ready = self._ready[device, launch] = parts[0] if len(parts) == 1 else _all(parts)
         ready()
+
+    def _part(self, runtime: SimRuntime, device: int, launch: Launch) -> Ready:
+        args = Args.of(launch, runtime, device)
+        make: Callable[..., Ready] = getattr(self, f"_{launch.kernel.name}")
+        return make(args, *launch.kernel.parameters)
 
     def _step(self, name: str, args: Sequence[int], units: int, *parameters: str | int) -> Ready:
         """A compiled step over all its units."""
@@ -272,14 +281,16 @@ class HostKernels:
             _fill(entries, picks, cells, a.outputs, (a.rows, a.host_rows))
             counts = bytes_at(a.counts, 8 * LANES).view(np.uint64)
             counts += np.bincount(lanes, minlength=LANES).astype(np.uint64)
+            if a.mail_picks:
+                _ints(a.mail_picks, count)[:] = picks
+                a.link(written=4 * count)
             if a.mail_word:
                 nbytes = 4 * a.tokens * a.inputs
                 bytes_at(a.mail_x, nbytes)[:] = bytes_at(a.x, nbytes)
-                _ints(a.mail_picks, count)[:] = picks
                 _ints(a.mail_lanes, count)[:] = lanes
                 _ints(a.mail_host, count)[:] = np.where(lanes == HOST, picks, -1)
                 _words(a.mail_word)[0] = _words(a.round)[0]
-                a.link(written=nbytes + 12 * count + 8)
+                a.link(written=nbytes + 8 * count + 8)
 
         return ready
 
@@ -301,6 +312,16 @@ class HostKernels:
             a.link(written=8)
 
         return ready
+
+
+def _all(parts: Sequence[Ready]) -> Ready:
+    """What a fused launch comes to: its parts, one after the other."""
+
+    def ready() -> None:
+        for part in parts:
+            part()
+
+    return ready
 
 
 def choose_lanes(
