@@ -18,7 +18,7 @@ from strata_core.runtime import KernelKey
 
 HERE = Path(__file__).parent / "src"
 
-HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h")
+HEADERS = ("portable.h", "exact.h", "weights.h", "keys.h", "layout.h")
 
 FILES = {
     "elementwise.cu": (
@@ -27,6 +27,9 @@ FILES = {
     "products.cu": ("quantise", "linear", "gate_up", "down"),
     "attention.cu": ("kv_append", "attention", "merge"),
     "routing.cu": ("route", "assign", "claim"),
+    "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),
+    "prompt_attention.cu": ("prompt_attention",),
+    "prompt_routing.cu": ("prompt_group", "prompt_combine"),
 }  # fmt: skip
 """Which file holds which kernels."""
 

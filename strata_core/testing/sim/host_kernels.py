@@ -32,6 +32,7 @@ from strata_core.kernels.device.layout import (
 from strata_core.kernels.device.table import DEVICE_KERNELS, unpack
 from strata_core.memory.address import bytes_at
 from strata_core.runtime import KernelKey, Launch
+from strata_core.testing.sim.prompt_kernels import PROMPT_KERNELS, PROMPT_STEPS
 from strata_core.testing.sim.runtime import SimRuntime
 
 Ready = Callable[[], None]
@@ -115,17 +116,30 @@ class HostKernels:
 
     def load(self, key: KernelKey) -> None:
         """Compile the step behind a kernel, where it has one."""
-        if key.name not in ("assign", "claim", "signal"):
+        if key.name not in ("assign", "claim", "signal", *PROMPT_KERNELS):
             self._library.address(Step(key.name, key.parameters))
+        for name, parameters in PROMPT_STEPS.get(key.name, ()):
+            self._library.address(Step(name, tuple(key.parameters[i] for i in parameters)))
 
     def run(self, runtime: SimRuntime, device: int, launch: Launch) -> None:
         """Do what a launch asks, at once, on this thread."""
         ready = self._ready.get((device, launch))
         if ready is None:
             args = Args.of(launch, runtime, device)
-            make = getattr(self, f"_{launch.kernel.name}")
-            ready = self._ready[device, launch] = make(args, *launch.kernel.parameters)
+            name = launch.kernel.name
+            if name in PROMPT_KERNELS:
+                ready = PROMPT_KERNELS[name](self, args, *launch.kernel.parameters)
+            else:
+                ready = getattr(self, f"_{name}")(args, *launch.kernel.parameters)
+            self._ready[device, launch] = ready
         ready()
+
+    def run_step(
+        self, name: str, parameters: tuple[str | int, ...], args: Sequence[int], units: int
+    ) -> None:
+        """A compiled step over all its units, now."""
+        block = np.array([_signed(a) for a in args], np.int64)
+        self._run(self._library.address(Step(name, parameters)), _address(block), 0, units)
 
     def _step(self, name: str, args: Sequence[int], units: int, *parameters: str | int) -> Ready:
         """A compiled step over all its units."""
