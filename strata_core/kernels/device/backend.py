@@ -161,8 +161,10 @@ class DeviceBackend:
             hand,
             self.options.link_share >= 1,
         )
+        prompts = placement.prompt_path(source, places.exchange_alias, self._patience)
         executor = DeviceExecutor(
             maker,
+            prompts,
             placement.rooms,
             experts,
             self._library,

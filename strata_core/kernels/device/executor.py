@@ -1,4 +1,4 @@
-"""A program bound to a device: windows in pieces, rounds by mode, sequences, counters, failures."""
+"""A program bound to a device: windows in pieces, prompts, rounds by mode, sequences, failures."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from strata_core.kernels.device.exchange import LINE, MOST_HELPERS
 from strata_core.kernels.device.kv import KvRoom, KvRooms
 from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYTES
 from strata_core.kernels.device.lower import Mode
+from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.rounds import Maker, Part, Round
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.held import undo_all
@@ -40,6 +41,7 @@ class DeviceExecutor:
     def __init__(
         self,
         maker: Maker,
+        prompts: PromptPath,
         rooms: KvRooms,
         experts: ExpertFiles,
         library: Library,
@@ -47,6 +49,7 @@ class DeviceExecutor:
         on_close: Callable[[], None],
     ) -> None:
         self._maker, self._rooms, self._files = maker, rooms, experts
+        self._prompts = prompts
         self._model, self._exchange = maker.model, maker.places.exchange
         self._run_step, self._pool = library.runner(), pool
         self._on_close = on_close
@@ -89,7 +92,7 @@ class DeviceExecutor:
     # running
 
     def run(self, window: Window) -> NDArray[np.float32]:
-        """Compute one window; window and prompt kernels are the same here."""
+        """Compute one window: a prompt's as one chunk, others in pieces of a few tokens."""
         tokens, wanted = len(window.ids), len(window.logits_rows)
         limits = self._model.limits
         if tokens > limits.tokens or wanted > limits.logits:
@@ -100,6 +103,10 @@ class DeviceExecutor:
             )
         # rows of one's own: the device's are given back with the executor, while a caller may look
         logits = self._logits[:wanted]
+        if window.kernel_class == "prompt" and len(np.unique(window.slots)) == 1:
+            logits[:] = self._prompt(window)
+            return logits
+        self._prompts.restore()
         if 0 < tokens <= self._model.tokens and wanted <= 1:
             logits[:] = self._piece(window)
             return logits
@@ -117,6 +124,12 @@ class DeviceExecutor:
             logits[here] = self._piece(piece)[back]
         return logits
 
+    def _prompt(self, window: Window) -> NDArray[np.float32]:
+        self._settle()
+        self._number += 1
+        places = [self._slots[int(s)].place for s in window.slots]
+        return self._prompts.run(window, places, self._number)
+
     def prepare(self, mode: Mode) -> Round:
         """The round of a mode, made at its first use."""
         if mode not in self._rounds:
@@ -127,6 +140,7 @@ class DeviceExecutor:
         """Make the rounds of a token and of the largest window, so that kernels are compiled."""
         self.prepare(Mode(1, 1, 1))
         self.prepare(Mode(self._model.tokens, 0, 1))
+        self._prompts.prepare()
 
     def mode_of(self, window: Window) -> Mode:
         """The mode that a window of at most the kernels' tokens runs in.
@@ -233,7 +247,9 @@ class DeviceExecutor:
                 total = totals[names.get(lane, "helper")]
                 total["experts"] += count
                 total["bytes"] += count * self._model.layouts[layer].nbytes
-        return totals
+        totals["hit"]["experts"] += self._prompts.counts["entries"]
+        totals["hit"]["bytes"] += self._prompts.counts["bytes"]
+        return {**totals, **self._prompts.counters()}
 
     def _counts(self) -> dict[int, NDArray[np.uint64]]:
         """Entries of each layer by lane, read from the device."""
@@ -258,7 +274,7 @@ class DeviceExecutor:
         runtime = self._maker.runtime
         graphs = [graph for ready in self._rounds.values() for graph in ready.graphs]
         self._rounds.clear()
-        steps: list[Callable[[], None]] = [self._settle]
+        steps: list[Callable[[], None]] = [self._settle, self._prompts.close]
         steps += [partial(runtime.destroy_graph, graph) for graph in graphs]
         steps += [helper.forget for helper in self._maker.helpers]
         undo_all(runtime, [*steps, self._on_close])

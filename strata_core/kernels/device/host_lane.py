@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from attrs import evolve
 
 from strata_core.interfaces import Expert, ExpertFiles, Source, StableSource
 from strata_core.kernels.cpu.frame import Frame
@@ -38,7 +39,7 @@ class HostLane:
         self._model, self._source = model, source
         self._library, self._threads = library, threads
         storage = Storage()
-        program, limits = model.program, model.limits
+        program, limits = model.program, evolve(model.limits, tokens=model.tokens)
         self._frame = Frame(storage, limits, program.rope, program.top_k)
         self.status = storage.zeros((1,), np.uint32)
         self._work = Workspace(storage, limits, program.top_k, self.status)

@@ -15,7 +15,9 @@ from attrs import define, evolve, field, frozen
 
 from strata_core.cache.amount import Wish, choose, scarcity
 from strata_core.cache.fill import fill_slots
-from strata_core.cache.slots import SlotPool, make_slots
+from strata_core.cache.lend import Loan, lend, own_buffers
+from strata_core.cache.slots import SlotPool, make_slots, slot_bytes
+from strata_core.cache.stager import Stager
 from strata_core.cache.staging import Staging
 from strata_core.errors import Degradation, Refused
 from strata_core.interfaces import (
@@ -42,6 +44,12 @@ from strata_core.kernels.device.helper import Helper
 from strata_core.kernels.device.kv import KvRooms
 from strata_core.kernels.device.lower import Places
 from strata_core.kernels.device.options import DeviceOptions
+from strata_core.kernels.device.prompt import PromptPath
+from strata_core.kernels.device.prompt_lower import (
+    prompt_exchange,
+    prompt_model,
+    prompt_regions,
+)
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
 from strata_core.kernels.program import Program, Weight
@@ -82,6 +90,10 @@ class Placement:
     pool: SlotPool | None = field(default=None, init=False)
     helpers: list[Helper] = field(factory=list, init=False)
     stream: int = field(default=0, init=False)
+    prompt_model: Model = field(init=False)
+    prompt_exchange: Exchange = field(init=False)
+    prompt_regions: Regions | None = field(default=None, init=False)
+    own: tuple[int, ...] = field(default=(), init=False)
     _stored: dict[Weight, Stored] = field(init=False)
     _dense: dict[Weight, Dense] = field(factory=dict, init=False)
     _staging: Staging | None = field(default=None, init=False)
@@ -102,6 +114,8 @@ class Placement:
             shape=shape,
         )
         self.exchange = Exchange.plan(shape)
+        self.prompt_model = prompt_model(self.model, order.limits.tokens)
+        self.prompt_exchange = prompt_exchange(self.prompt_model)
         self.rooms = KvRooms(self.held, self.device, order.program, order.limits)
 
     @property
@@ -124,6 +138,9 @@ class Placement:
             return
         address = self.held.pinned(self.exchange.nbytes, "what the host and the devices exchange")
         self.exchange.settle(address)
+        nbytes = self.prompt_exchange.nbytes
+        address = self.held.pinned(nbytes, "what the host and a device exchange of prompts")
+        self.prompt_exchange.settle(address)
         self._ready_staging()
 
     def place_dense(self) -> None:
@@ -140,8 +157,10 @@ class Placement:
         self._dense |= place_weights(self.held, self.device, stored, staging, progress)
         regions = main_regions(self.model, self.exchange)
         self._settle(regions, self.device, self.stream, "buffers of activations")
+        prompts = prompt_regions(self.prompt_model)
+        self._settle(prompts, self.device, self.stream, "buffers of prompts")
         self.rooms.ready()
-        self.regions = regions
+        self.regions, self.prompt_regions = regions, prompts
 
     def place_embedding(self, where: Where) -> None:
         """Put a lone embedding in page-locked memory or on the device; a tied one is there."""
@@ -162,13 +181,36 @@ class Placement:
         """Take the slots of the first device's cache, empty. Raises Refused."""
         if self.pool is None:
             self.place_dense()
+            self._take_own_buffers(self._expected())
             self.pool = self._slots(self.device, self.options.cache)
+            if not lend(self.pool, self._largest_slot()).buffers:
+                self._take_own_buffers(0)
 
     def fill_cache(self, source: Source) -> None:
         """Read the best experts into the first device's slots. Raises Refused, StrataError."""
         self.make_cache()
         assert self.pool is not None
         self._fill(self.pool, source, self.options.cache)
+
+    def prompt_path(self, source: Source, alias: int, bound: float) -> PromptPath:
+        """What computes prompts, once all steps are done. `alias`: the device's of its exchange."""
+        assert self.prompt_regions is not None
+        largest = self._largest_slot()
+        stream = self._new_stream(self.device)
+        staging = self._ready_staging()
+        return PromptPath(
+            self.runtime,
+            self.device,
+            self.stream,
+            self.prompt_model,
+            Places(self.prompt_regions, self.prompt_exchange, alias, self._dense),
+            self.order.experts,
+            Stager(self.runtime, self.device, stream, source, staging, bound),
+            self.pool,
+            lend(self.pool, largest) if self._streams_experts() else Loan(),
+            self.own,
+            bound,
+        )
 
     def make_helpers(self, devices: Sequence[int] | None = None) -> None:
         """Take slots and workspace of helpers, empty: of those on `devices` (None: of all).
@@ -249,6 +291,28 @@ class Placement:
         regions.base = self.held.device(device, regions.nbytes, purpose)
         self.runtime.fill(regions.base, 0, regions.nbytes, stream)
         self.runtime.synchronize(stream)
+
+    def _largest_slot(self) -> int:
+        return max((slot_bytes(x) for x in self.model.layouts.values()), default=0)
+
+    def _streams_experts(self) -> bool:
+        """Whether the first device lacks an expert."""
+        everyone = len(self.model.layouts) * self.model.experts
+        return self.pool is None or len(self.pool.places) < everyone
+
+    def _expected(self) -> int:
+        """Experts that the first device's cache is going to hold."""
+        layouts, wish = self.model.layouts, self.options.cache
+        ranking = self.order.ranking
+        return len(choose(self.runtime, self.ledger, self.device, ranking, layouts, wish))
+
+    def _take_own_buffers(self, cached: int) -> None:
+        """Buffers for prompts, where a cache of so many has nothing to lend. Raises Refused."""
+        buffers = own_buffers(cached, self.model.experts, len(self.model.layouts))
+        if buffers and not self.own and self._streams_experts():
+            each = self._largest_slot()
+            address = self.held.device(self.device, each * buffers, "experts of prompts")
+            self.own = tuple(address + n * each for n in range(buffers))
 
     def _slots(self, device: int, wish: Wish) -> SlotPool:
         resident = self.resident

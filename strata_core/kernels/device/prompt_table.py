@@ -11,7 +11,7 @@ ascending. Entry i is router position i % top_k of token i / top_k.
 
 from __future__ import annotations
 
-from strata_core.kernels.device.kernel_entry import DeviceKernel, Geometry, Values, one, over
+from strata_core.kernels.device.entry import DeviceKernel, Geometry, Values, one, over
 
 PROMPT_ROWS = 32
 """Weight rows of one block: eight warps of four rows, eight lanes a row."""

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import struct
 
-from strata_core.kernels.device.kernel_entry import DeviceKernel
-from strata_core.kernels.device.kernel_entry import each as _each
-from strata_core.kernels.device.kernel_entry import one as _one
-from strata_core.kernels.device.kernel_entry import over as _over
-from strata_core.kernels.device.kernel_entry import rows as _rows
-from strata_core.kernels.device.kernel_entry import table as _table
+from strata_core.kernels.device.entry import DeviceKernel
+from strata_core.kernels.device.entry import each as _each
+from strata_core.kernels.device.entry import one as _one
+from strata_core.kernels.device.entry import over as _over
+from strata_core.kernels.device.entry import rows as _rows
+from strata_core.kernels.device.entry import table as _table
 from strata_core.kernels.device.prompt_table import PROMPT_KERNELS
 from strata_core.runtime import KernelKey, Launch
 
