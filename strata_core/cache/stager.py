@@ -7,7 +7,7 @@ goes through a page-locked buffer of a ring: it is read into one while others ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import define, field
@@ -18,7 +18,6 @@ from strata_core.checkpoint.scales import check_scales
 from strata_core.errors import EngineError
 from strata_core.interfaces import BlobLayout, Expert, Source, StableSource, View
 from strata_core.memory.address import bytes_at
-from strata_core.memory.held import undo_all
 from strata_core.runtime import Runtime
 
 PAUSES = (0.0, 0.00002, 0.0001, 0.0005)
@@ -44,19 +43,18 @@ def await_event(runtime: Runtime, event: int, bound: float, what: str) -> None:
 class Stager:
     """Puts copies of experts on `stream`; used by one thread.
 
-    `staging` lends its buffers between starts. `experts` and `nbytes` count what was copied.
-    A view whose addresses do not hold by themselves is kept until `let_go`.
+    `staging` lends its buffers, with an event of the device for each. `experts` and `nbytes` count
+    what was copied. A view whose addresses do not hold by themselves is kept until `let_go`.
     """
 
     runtime: Runtime
-    device: int
     stream: int
     source: Source
     staging: Staging
     bound: float
+    events: tuple[int, ...]
     experts: int = field(default=0, init=False)
     nbytes: int = field(default=0, init=False)
-    _events: list[int] = field(factory=list, init=False)
     _turn: int = field(default=0, init=False)
     _held: list[Expert] = field(factory=list, init=False)
 
@@ -93,11 +91,6 @@ class Stager:
         """Give back what is held; no copy may be under way."""
         self._release()
 
-    def close(self) -> None:
-        """Free the events; no copy may be under way."""
-        events, self._events = self._events, []
-        undo_all(self.runtime, [_destroyer(self.runtime, event) for event in events])
-
     def _release(self) -> None:
         while self._held:
             self.source.release(self._held.pop())
@@ -122,22 +115,16 @@ class Stager:
             pad = self.source.read_into(expert, buffer.data)
             _check(expert, layout, buffer[pad:])
         self.runtime.copy(target, address + pad, layout.nbytes, self.stream)
-        self.runtime.record(self._events[turn], self.stream)
+        self.runtime.record(self.events[turn], self.stream)
 
     def _next(self) -> int:
         """The number of a buffer that nothing is copied from any more."""
-        if not self._events:
-            self._events = [self.runtime.create_event(self.device) for _ in self.staging.addresses]
         turn = self._turn
-        self._turn = (turn + 1) % len(self._events)
-        await_event(self.runtime, self._events[turn], self.bound, "a copy of a prompt's expert")
+        self._turn = (turn + 1) % len(self.events)
+        await_event(self.runtime, self.events[turn], self.bound, "a copy of a prompt's expert")
         return turn
 
 
 def _check(expert: Expert, layout: BlobLayout, blob: NDArray[np.uint8]) -> None:
     for part in layout.parts:
         check_scales(part.type, blob[part.offset : part.offset + part.nbytes], str(expert))
-
-
-def _destroyer(runtime: Runtime, event: int) -> Callable[[], None]:
-    return lambda: runtime.destroy_event(event)

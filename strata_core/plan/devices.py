@@ -221,7 +221,10 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
             Item("dense weights", sizes.dense - apart),
             Item(f"keys and values of {context} tokens", sizes.kv_position * context),
             Item("working memory", sizes.workspace),
-            Item(f"a prompt's chunk of {sizes.chunk} tokens", sizes.prompt),
+            *(
+                (Item(f"a prompt's chunk of {sizes.chunk} tokens", sizes.prompt),)
+                * bool(sizes.chunk)
+            ),
             *((Item("experts of prompts on their way", own),) if own else ()),
             *(experts if cache.experts else ()),
         )

@@ -161,7 +161,7 @@ class DeviceBackend:
             hand,
             self.options.link_share >= 1,
         )
-        prompts = placement.prompt_path(source, places.exchange_alias, self._patience)
+        prompts = placement.prompt_path(source, self._patience)
         executor = DeviceExecutor(
             maker,
             prompts,

@@ -98,6 +98,7 @@ class Placement:
     _dense: dict[Weight, Dense] = field(factory=dict, init=False)
     _staging: Staging | None = field(default=None, init=False)
     _streams: list[int] = field(factory=list, init=False)
+    _events: list[int] = field(factory=list, init=False)
     _filled: set[str] = field(factory=set, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -136,11 +137,10 @@ class Placement:
         """Page-lock what host and devices exchange, and the buffers for filling. Raises Refused."""
         if self.exchange.address:
             return
-        address = self.held.pinned(self.exchange.nbytes, "what the host and the devices exchange")
+        nbytes = self.exchange.nbytes + self.prompt_exchange.nbytes
+        address = self.held.pinned(nbytes, "what the host and the devices exchange")
         self.exchange.settle(address)
-        nbytes = self.prompt_exchange.nbytes
-        address = self.held.pinned(nbytes, "what the host and a device exchange of prompts")
-        self.prompt_exchange.settle(address)
+        self.prompt_exchange.settle(address + self.exchange.nbytes)
         self._ready_staging()
 
     def place_dense(self) -> None:
@@ -192,24 +192,27 @@ class Placement:
         assert self.pool is not None
         self._fill(self.pool, source, self.options.cache)
 
-    def prompt_path(self, source: Source, alias: int, bound: float) -> PromptPath:
-        """What computes prompts, once all steps are done. `alias`: the device's of its exchange."""
+    def prompt_path(self, source: Source, bound: float) -> PromptPath:
+        """What computes prompts, once all steps are done; `bound`: seconds of a wait at most."""
         assert self.prompt_regions is not None
         largest = self._largest_slot()
         stream = self._new_stream(self.device)
         staging = self._ready_staging()
+        events = tuple(self._new_event() for _ in staging.addresses)
         return PromptPath(
             self.runtime,
             self.device,
             self.stream,
             self.prompt_model,
-            Places(self.prompt_regions, self.prompt_exchange, alias, self._dense),
+            # its exchange is copied from and to, so that no kernel needs its alias
+            Places(self.prompt_regions, self.prompt_exchange, 0, self._dense),
             self.order.experts,
-            Stager(self.runtime, self.device, stream, source, staging, bound),
+            Stager(self.runtime, stream, source, staging, bound, events),
             self.pool,
             lend(self.pool, largest) if self._streams_experts() else Loan(),
             self.own,
             bound,
+            self._new_event,
         )
 
     def make_helpers(self, devices: Sequence[int] | None = None) -> None:
@@ -267,8 +270,10 @@ class Placement:
         """
         staging, self._staging = self._staging, None
         streams, self._streams = self._streams, []
+        events, self._events = self._events, []
         steps: list[Callable[[], None]] = [staging.close] if staging else []
         steps += [partial(self.runtime.synchronize, stream) for stream in streams]
+        steps += [partial(self.runtime.destroy_event, event) for event in events]
         steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]
         undo_all(self.runtime, [*steps, self.held.close])
 
@@ -285,6 +290,11 @@ class Placement:
         stream = self.runtime.create_stream(device)
         self._streams.append(stream)
         return stream
+
+    def _new_event(self) -> int:
+        event = self.runtime.create_event(self.device)
+        self._events.append(event)
+        return event
 
     def _settle(self, regions: Regions, device: int, stream: int, purpose: str) -> None:
         """Give regions their memory, zeroed."""

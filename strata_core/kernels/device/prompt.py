@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from strata_core.kernels.device.lower import Copy, Item, Places, Segment
 from strata_core.kernels.device.prompt_lower import HEAD_ROWS, PromptLowering
 from strata_core.kernels.device.prompt_waves import Halves, Wave, asks_for_all, plan_waves
 from strata_core.kernels.device.workspace import Model
-from strata_core.memory.held import undo_all
 from strata_core.runtime import Runtime
 
 KEPT = 4
@@ -55,21 +53,17 @@ class _Events:
     refilled: int
 
     @classmethod
-    def make(cls, runtime: Runtime, device: int) -> _Events:
+    def make(cls, new: Callable[[], int]) -> _Events:
         """New ones. Raises DeviceError."""
-        a, b, c, d, e, f, g = (runtime.create_event(device) for _ in range(7))
-        return cls((a, b), (c, d), e, f, g)
-
-    def all(self) -> tuple[int, ...]:
-        """Each of them."""
-        return (*self.filled, *self.free, self.routed, self.end, self.refilled)
+        return cls((new(), new()), (new(), new()), new(), new(), new())
 
 
 @define(eq=False)
 class PromptPath:
     """Computes chunks of one sequence; used by one thread, between the rounds of decoding.
 
-    `pool` are the device's slots, `loan` what they lend, `own` buffers besides. After an error the
+    `pool` are the device's slots, `loan` what they lend, `own` buffers besides; `new_event` gives
+    events of the device that whoever closes the placement frees. After an error the
     window's sequence holds no valid state; the next call first waits until the device is idle.
     """
 
@@ -84,6 +78,7 @@ class PromptPath:
     loan: Loan
     own: tuple[int, ...]
     bound: float
+    new_event: Callable[[], int]
     counts: dict[str, int] = field(factory=lambda: dict.fromkeys(("entries", "bytes"), 0))
     refills: dict[str, int] = field(factory=lambda: dict.fromkeys(("experts", "bytes"), 0))
     _events: _Events = field(init=False)
@@ -96,7 +91,7 @@ class PromptPath:
 
     def __attrs_post_init__(self) -> None:
         self._halves = Halves.of(self.loan.buffers or self.own)
-        self._events = _Events.make(self.runtime, self.device)
+        self._events = _Events.make(self.new_event)
 
     # running
 
@@ -153,14 +148,10 @@ class PromptPath:
         }
 
     def close(self) -> None:
-        """Free the events, once the device is idle."""
+        """Wait, bounded, until the device is idle, and give back what is held."""
         with suppress(StrataError):
             self.settle()
         self.stager.abandon()
-        steps: list[Callable[[], None]] = [
-            partial(self.runtime.destroy_event, event) for event in self._events.all()
-        ]
-        undo_all(self.runtime, [*steps, self.stager.close])
 
     # a chunk
 
