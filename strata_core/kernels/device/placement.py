@@ -271,8 +271,10 @@ class Placement:
         staging, self._staging = self._staging, None
         streams, self._streams = self._streams, []
         events, self._events = self._events, []
-        steps: list[Callable[[], None]] = [staging.close] if staging else []
+        steps: list[Callable[[], None]] = []
+        # a prompt's copies may come from the buffers of the staging
         steps += [partial(self.runtime.synchronize, stream) for stream in streams]
+        steps += [staging.close] if staging else []
         steps += [partial(self.runtime.destroy_event, event) for event in events]
         steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]
         undo_all(self.runtime, [*steps, self.held.close])

@@ -149,6 +149,7 @@ class PromptPath:
 
     def close(self) -> None:
         """Wait, bounded, until the device is idle, and give back what is held."""
+        self._unsettled = True
         with suppress(StrataError):
             self.settle()
         self.stager.abandon()
