@@ -1,11 +1,13 @@
 """One hash from every place: a model's tokens and logits on a device against `--backend cpu`.
 
     python tests/device/identity.py --backend NAME MODEL [MODEL ...] [--matrix] [--devices N]
+        [--prefill 16,64,512]
 
 For each model the CPU backend computes a short prompt with greedy continuation, a sampled one and
 (with --long) a prompt of 1,900 tokens; then the backend does the same over sources, cache sizes and
-pinning. Prints a line for each way: the hash of the first logits, whether logits and tokens are the
-CPU's, and who computed how many experts. Leaves with 1 where one is not equal.
+pinning, and with --prefill over the chunks of prompts. Prints a line for each way: the hash of the
+first logits, whether logits and tokens are the CPU's, and who computed how many experts. Leaves
+with 1 where one is not equal.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,9 @@ PLACES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 CACHES = ("0", "1", "half", "auto")
 
 
-def ways(*, all_caches: bool, devices: int) -> list[tuple[str, Way, Mapping[str, str]]]:
+def ways(
+    *, all_caches: bool, devices: int, prefills: Sequence[str] = ("auto",)
+) -> list[tuple[str, Way, Mapping[str, str]]]:
     """Name, options and variables of every way; "half" stands for half the model's experts.
 
     With more than one device the others get two experts each as helpers.
@@ -56,9 +60,11 @@ def ways(*, all_caches: bool, devices: int) -> list[tuple[str, Way, Mapping[str,
         for place, source, variables in PLACES:
             if not all_caches and cache != "half" and place != "arena":
                 continue
-            options = {"expert_cache": cache, "source": source, **helpers}
-            name = f"{place}, cache {cache}" + (f", {devices} devices" if helpers else "")
-            found.append((name, options, variables))
+            for prefill in prefills:
+                options = {"expert_cache": cache, "source": source, "prefill": prefill, **helpers}
+                name = f"{place}, cache {cache}" + (f", {devices} devices" if helpers else "")
+                name += f", chunks of {prefill}" if prefill != "auto" else ""
+                found.append((name, options, variables))
     return found
 
 
@@ -106,7 +112,8 @@ def check(model: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
     expected = {n: (a, b) for n, a, b, _ in run(model, {"backend": "cpu"}, prompts)}
     lines = []
     more = {"sim_devices": asked.devices} if asked.backend == "sim" else {}
-    for name, options, variables in ways(all_caches=asked.matrix, devices=asked.devices):
+    table = ways(all_caches=asked.matrix, devices=asked.devices, prefills=asked.prefill.split(","))
+    for name, options, variables in table:
         if asked.only and asked.only not in name:
             continue
         given = {**options, **more, "backend": asked.backend}
@@ -153,6 +160,7 @@ def main() -> int:
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--matrix", action="store_true", help="every cache size at every place")
     parser.add_argument("--devices", type=int, default=1, help="the others are helpers")
+    parser.add_argument("--prefill", default="auto", help="tokens of a prompt's chunk, a list")
     parser.add_argument("--only")
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--json", type=Path)
