@@ -6,11 +6,11 @@ prompt takes the slots whose experts are asked for least; they are filled again 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
-from strata_core.cache.slots import SlotPool
+from strata_core.cache.slots import SlotClass, SlotPool
 from strata_core.interfaces import Expert
 
 WAVE = 16
@@ -32,29 +32,37 @@ class Loan:
 
 
 def lend(pool: SlotPool | None, nbytes: int) -> Loan:
-    """At most two waves of buffers of `nbytes`, from the last slots of each class.
+    """At most two waves of buffers of `nbytes`, from the end of each class, large slots first.
 
-    Slots of a class follow each other, so buffers are cut from them whatever their own size is.
+    Slots that hold an expert and follow each other are one piece, from which buffers are cut
+    whatever the slots' own size is. Others are left alone: an expert may be on its way there.
     """
     if pool is None or len(pool.places) < LEAST:
         return Loan()
-    taken: Counter[int] = Counter()
-    sizes = {at: c.nbytes for c in pool.classes for at in map(c.slot, range(c.count))}
-    for address in reversed(list(pool.places.values())):
-        if _cut(taken, nbytes) >= 2 * WAVE:
-            break
-        taken[sizes[address]] += 1
+    holder = {address: expert for expert, address in pool.places.items()}
     buffers: list[int] = []
-    lent: set[int] = set()
-    for each in pool.classes:
-        count = taken[each.nbytes]
-        first = each.slot(each.count - count)
-        buffers += [first + n * nbytes for n in range(count * each.nbytes // nbytes)]
-        lent |= {each.slot(each.count - count + n) for n in range(count)}
-    if not buffers:
-        return Loan()
-    experts = [expert for expert, address in pool.places.items() if address in lent]
-    return Loan(tuple(buffers[: 2 * WAVE]), tuple(experts))
+    experts: list[Expert] = []
+    for each in sorted(pool.classes, key=lambda c: -c.nbytes):
+        for run in _runs(each, holder):
+            left = 2 * WAVE - len(buffers)
+            count = min(left, len(run) * each.nbytes // nbytes)
+            slots = run[: -(-count * nbytes // each.nbytes)]
+            buffers += [slots[-1] + n * nbytes for n in range(count)]
+            experts += [holder[address] for address in slots]
+    return Loan(tuple(buffers), tuple(experts))
+
+
+def _runs(each: SlotClass, holder: Mapping[int, Expert]) -> Iterator[list[int]]:
+    """Slots with experts that follow each other, from the last one down."""
+    run: list[int] = []
+    for address in map(each.slot, reversed(range(each.count))):
+        if address in holder:
+            run.append(address)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 def own_buffers(cached: int, experts: int, layers: int) -> int:
@@ -65,7 +73,3 @@ def own_buffers(cached: int, experts: int, layers: int) -> int:
     if cached >= min(LEAST, experts * layers):
         return 0
     return 2 * min(OWN_WAVE, experts)
-
-
-def _cut(taken: Counter[int], nbytes: int) -> int:
-    return sum(count * size // nbytes for size, count in taken.items())

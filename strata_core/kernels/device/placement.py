@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from strata_core.cache.amount import Wish, choose, scarcity
 from strata_core.cache.fill import fill_slots
-from strata_core.cache.lend import Loan, lend, own_buffers
+from strata_core.cache.lend import lend, own_buffers
 from strata_core.cache.slots import SlotPool, make_slots, slot_bytes
 from strata_core.cache.stager import Stager
 from strata_core.cache.staging import Staging
@@ -195,7 +195,6 @@ class Placement:
     def prompt_path(self, source: Source, bound: float) -> PromptPath:
         """What computes prompts, once all steps are done; `bound`: seconds of a wait at most."""
         assert self.prompt_regions is not None
-        largest = self._largest_slot()
         stream = self._new_stream(self.device)
         staging = self._ready_staging()
         events = tuple(self._new_event() for _ in staging.addresses)
@@ -209,7 +208,7 @@ class Placement:
             self.order.experts,
             Stager(self.runtime, stream, source, staging, bound, events),
             self.pool,
-            lend(self.pool, largest) if self._streams_experts() else Loan(),
+            self._largest_slot(),
             self.own,
             bound,
             self._new_event,

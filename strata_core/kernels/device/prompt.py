@@ -15,10 +15,10 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from strata_core.cache.lend import Loan
+from strata_core.cache.lend import Loan, lend
 from strata_core.cache.slots import SlotPool
 from strata_core.cache.stager import Stager, await_event
-from strata_core.errors import StrataError
+from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import Expert, ExpertFiles, Window
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
@@ -62,8 +62,10 @@ class _Events:
 class PromptPath:
     """Computes chunks of one sequence; used by one thread, between the rounds of decoding.
 
-    `pool` are the device's slots, `loan` what they lend, `own` buffers besides; `new_event` gives
-    events of the device that whoever closes the placement frees. After an error the
+    `pool` are the device's slots, which lend buffers of `largest` bytes from a prompt's first chunk
+    to the next `restore`, while nobody else may change them; `own` are buffers where they have none
+    to lend; `new_event` gives events of the device that whoever closes the placement frees. After
+    an error the
     window's sequence holds no valid state; the next call first waits until the device is idle.
     """
 
@@ -75,7 +77,7 @@ class PromptPath:
     files: ExpertFiles
     stager: Stager
     pool: SlotPool | None
-    loan: Loan
+    largest: int
     own: tuple[int, ...]
     bound: float
     new_event: Callable[[], int]
@@ -83,14 +85,15 @@ class PromptPath:
     refills: dict[str, int] = field(factory=lambda: dict.fromkeys(("experts", "bytes"), 0))
     _events: _Events = field(init=False)
     _chunks: dict[int, _Chunk] = field(factory=dict, init=False)
-    _halves: Halves = field(init=False)
+    _loan: Loan | None = field(default=None, init=False)
+    _halves: Halves = field(factory=lambda: Halves(()), init=False)
+    _slots: dict[Expert, int] = field(factory=dict, init=False)
     _waves: dict[int, list[Wave]] = field(factory=dict, init=False)
     _lent: bool = field(default=False, init=False)
     _refilling: bool = field(default=False, init=False)
     _unsettled: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._halves = Halves.of(self.loan.buffers or self.own)
         self._events = _Events.make(self.new_event)
 
     # running
@@ -126,6 +129,7 @@ class PromptPath:
         if self._refilling:
             self.runtime.wait(self.stream, self._events.refilled)
             self._refilling = False
+        self._loan = None
 
     def settle(self) -> None:
         """After a failure: wait, bounded, until the device is idle; give back what is held."""
@@ -161,12 +165,12 @@ class PromptPath:
     ) -> NDArray[np.float32]:
         tokens = len(window.ids)
         chunk = self._lowered(tokens)
-        self._lent = self._lent or bool(self.loan.experts)
-        self._refilling = False  # copies back come before those of this chunk, in their stream
+        self._borrow()
         self.places.exchange.fill_frame(number, window, places, self.model.program)
         first, rest = chunk.segments[0], chunk.segments[1:]
         if asks_for_all(tokens, self.model.shape.top_k, self.model.experts):
-            self._plan_all()
+            if not self._waves:
+                self._plan_all()
             first = Segment([*first.items, chunk.lowering.table(None)], first.layer)
         else:
             self._waves.clear()
@@ -175,7 +179,7 @@ class PromptPath:
             if segment.layer is not None:
                 self._experts(chunk, segment.layer)
         logits = self._heads(chunk, window)
-        self._count(tokens)
+        self._count()
         if len(window.logits_rows) and self._lent:
             self._refill()
         return logits
@@ -192,24 +196,34 @@ class PromptPath:
         for item in items:
             put(self.runtime, self.stream, item)
 
-    def _slots(self) -> Mapping[Expert, int]:
-        """Experts whose slots hold them during a prompt."""
-        if self.pool is None:
-            return {}
-        lent = set(self.loan.experts)
-        return {e: at for e, at in self.pool.places.items() if e not in lent}
+    def _borrow(self) -> None:
+        """Find out which slots are lent and which keep their experts, at a prompt's beginning."""
+        self._refilling = False  # copies back come before those of this chunk, in their stream
+        if self._loan is None:
+            places = dict(self.pool.places) if self.pool is not None else {}
+            everyone = len(self.model.layouts) * self.model.experts
+            loan = lend(self.pool, self.largest) if len(places) < everyone else Loan()
+            buffers = loan.buffers or self.own
+            if not buffers and len(places) < everyone:
+                raise EngineError(
+                    "there are no buffers for the experts of a prompt",
+                    f"none of {len(places)} slots is as large as the largest expert",
+                    "give another number of experts with --expert-cache",
+                )
+            for expert in loan.experts:
+                del places[expert]
+            self._loan, self._halves, self._slots = loan, Halves.of(buffers), places
+            self._waves.clear()
+        self._lent = bool(self._loan.experts)
 
     def _plan_all(self) -> None:
-        slots, turn = self._slots(), 0
+        turn = 0
         for layer in self.model.routed:
-            everyone = range(self.model.experts)
-            self._waves[layer], turn = self._plan(layer, everyone, slots, turn)
+            self._waves[layer], turn = self._plan(layer, range(self.model.experts), turn)
 
-    def _plan(
-        self, layer: int, needed: Sequence[int], slots: Mapping[Expert, int], turn: int
-    ) -> tuple[list[Wave], int]:
-        layout = self.model.layouts[layer]
-        return plan_waves(layer, layout, needed, slots, self._halves, turn, self._table(layer))
+    def _plan(self, layer: int, needed: Sequence[int], turn: int) -> tuple[list[Wave], int]:
+        layout, table = self.model.layouts[layer], self._table(layer)
+        return plan_waves(layer, layout, needed, self._slots, self._halves, turn, table)
 
     def _experts(self, chunk: _Chunk, layer: int) -> None:
         """Bring and compute a layer's experts: all of them, or those that were picked."""
@@ -218,7 +232,7 @@ class PromptPath:
             self.runtime.record(self._events.routed, self.stream)
             await_event(self.runtime, self._events.routed, self.bound, f"layer {layer}")
             needed = np.flatnonzero(np.diff(self._starts(layer))).tolist()
-            waves, _ = self._plan(layer, needed, self._slots(), 0)
+            waves, _ = self._plan(layer, needed, 0)
             self._put([chunk.lowering.table(layer)])
         self.stager.begin(layer, [index for wave in waves for index, _ in wave.moves])
         for wave in waves:
@@ -268,13 +282,14 @@ class PromptPath:
 
     def _refill(self) -> None:
         """Copy the lent slots' experts back, behind everything that used their buffers."""
-        assert self.pool is not None, "there are loans of a pool alone"
+        assert self.pool is not None, "only a pool lends"
+        assert self._loan is not None, "what was lent is known"
         stager, before = self.stager, (self.stager.experts, self.stager.nbytes)
         for event in self._events.free:
             self.runtime.wait(stager.stream, event)
         self._unsettled = True
         by_layer: dict[int, list[int]] = {}
-        for expert in self.loan.experts:
+        for expert in self._loan.experts:
             by_layer.setdefault(expert.layer, []).append(expert.index)
         for layer, experts in by_layer.items():
             stager.begin(layer, experts)
@@ -290,16 +305,17 @@ class PromptPath:
 
     # accounts
 
-    def _count(self, tokens: int) -> None:
+    def picked(self, layer: int) -> NDArray[np.int32]:
+        """How often each expert of a layer was chosen in the latest chunk."""
+        return np.diff(self._starts(layer))
+
+    def _count(self) -> None:
         """Add the entries whose experts were in slots."""
-        del tokens
-        slots = self._slots()
-        for layer in self.model.routed:
-            entries = np.diff(self._starts(layer))
-            mine = [i for i in range(self.model.experts) if Expert(layer, i) in slots]
-            hits = int(entries[mine].sum())
+        entries = {layer: self.picked(layer) for layer in self.model.routed}
+        for expert in self._slots:
+            hits = int(entries[expert.layer][expert.index])
             self.counts["entries"] += hits
-            self.counts["bytes"] += hits * self.model.layouts[layer].nbytes
+            self.counts["bytes"] += hits * self.model.layouts[expert.layer].nbytes
 
     def _starts(self, layer: int) -> NDArray[np.int32]:
         shape = (len(self.model.routed), self.model.experts + 1)
