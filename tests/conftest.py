@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from strata_core.config import cache_folder
 from strata_core.machine import Machine
 from strata_core.testing.machines import recorded_pc
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+CACHE_VARIABLE = "LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME"
+SESSION = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the run a cache folder of its own, in which only compiled kernels are the user's.
+
+    What a start learns (profiles, rates, limits) would otherwise reach later tests, and the user's
+    own starts. On macOS the folder has no variable and stays the user's.
+    """
+    users = cache_folder()
+    own = Path(tempfile.mkdtemp(prefix="strata-tests-"))
+    config.stash[SESSION] = own
+    os.environ[CACHE_VARIABLE] = str(own)
+    (own / "strata").mkdir()
+    if users is not None and os.name != "nt":
+        with suppress(OSError):  # a home that cannot be written to: kernels are compiled again
+            (users / "kernels").mkdir(parents=True, exist_ok=True)
+            (own / "strata" / "kernels").symlink_to(users / "kernels")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the run's cache folder; the link in it is not followed."""
+    shutil.rmtree(config.stash[SESSION], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_learned(request: pytest.FixtureRequest) -> None:
+    """No test finds what another one's starts have learned."""
+    for item in (request.config.stash[SESSION] / "strata").iterdir():
+        if item.name != "kernels":
+            shutil.rmtree(item, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,13 @@ from strata_core.setting_table import LOADING
 
 if TYPE_CHECKING:
     from strata_core.api import Model
+    from strata_core.cli.compare.comparison import Comparison
     from strata_core.engine.bench import Bench, Series
     from strata_core.engine.messages import Finished
 
-_DEFAULTS = {"prompt": 512, "decode": 128, "repeats": 5, "seed": 0}
+_DEFAULTS = {
+    "prompt": 512, "decode": 128, "repeats": 5, "seed": 0, "pairs": 5, "timeout": 900,
+}  # fmt: skip
 
 
 def _option(name: str, letter: str, low: int, help: str) -> click.Option:  # noqa: A002
@@ -42,21 +46,51 @@ def _option(name: str, letter: str, low: int, help: str) -> click.Option:  # noq
         _option("decode", "n", 0, "Tokens of a decode run; 0 leaves it out."),
         _option("repeats", "r", 1, "Runs that count, of each kind."),
         _option("seed", "", 0, "Seed of the token ids."),
+        click.Option(
+            ["--compare"],
+            metavar="NAME=PATH",
+            help="Run this program (llama-bench=PATH) in turn with the bench, on the same file.",
+        ),
+        _option("pairs", "", 1, "With --compare: pairs of processes."),
+        _option("timeout", "", 1, "With --compare: seconds that one process may take."),
+        click.Option(
+            ["--peer-args"],
+            metavar="ARGS",
+            help="With --compare: more flags for the other program, as --peer-args='-ub 2048'.",
+        ),
+        click.Option(
+            ["--report"], metavar="FILE", help="With --compare: write the document to FILE too."
+        ),
     ],
     LOADING,
 )
 def command_object(
-    invocation: Invocation, model: str, prompt: int, decode: int, repeats: int, seed: int
+    invocation: Invocation,
+    model: str,
+    prompt: int,
+    decode: int,
+    repeats: int,
+    seed: int,
+    **comparison: Any,
 ) -> None:
     """Measure how fast MODEL computes a prompt and how fast it generates.
 
     The two are measured apart, each in an empty context that is as long as the longer of them, or
     as --max-context says: a prompt of random token ids, and random ids fed one by one, with a token
     drawn after each. Of each kind one run is not counted; the figures are medians over the others,
-    with the lowest and the highest. docs/benchmarks.md says how to set them beside another
-    program's.
+    with the lowest and the highest.
+
+    With --compare the bench and another program run in turn, each in a process of its own and with
+    as much of a device, and the ratios of their figures are shown; docs/benchmarks.md says how.
     """
     context = _context(invocation, model, prompt, decode)
+    wanted = _comparison(**comparison)
+    if wanted is not None:
+        from strata_core.cli.compare.comparison import compare
+
+        lengths = {"prompt": prompt, "decode": decode, "repeats": repeats, "seed": seed}
+        compare(invocation, model, lengths, wanted)
+        return
     console = invocation.console
     with loaded(invocation, model, max_context=context) as running:
         bench = _bench(running, prompt, decode, repeats, seed)
@@ -87,6 +121,26 @@ def command_object(
         )
         for line in notes(running):
             console.note(line)
+
+
+def _comparison(
+    compare: str | None, pairs: int, timeout: int, peer_args: str | None, report: str | None
+) -> Comparison | None:
+    """What --compare asks for, None without it. Raises UsageError."""
+    from strata_core.cli.compare.comparison import Comparison, parse_flags
+
+    if compare is not None:
+        file = None if report is None else Path(report)
+        flags = parse_flags(peer_args or "")
+        return Comparison(peer=compare, pairs=pairs, timeout=timeout, peer_flags=flags, report=file)
+    for flag, value in (("--peer-args", peer_args), ("--report", report)):
+        if value is not None:
+            raise UsageError(
+                f"{flag} is given without --compare",
+                "it says how to compare with another program",
+                "name the program too, with --compare llama-bench=PATH",
+            )
+    return None
 
 
 def _context(invocation: Invocation, model: str, prompt: int, decode: int) -> int:
