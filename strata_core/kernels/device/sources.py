@@ -18,7 +18,7 @@ from strata_core.runtime import KernelKey
 
 HERE = Path(__file__).parent / "src"
 
-HEADERS = ("portable.h", "exact.h", "weights.h", "keys.h", "layout.h")
+HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h")
 
 FILES = {
     "elementwise.cu": (

@@ -1,6 +1,21 @@
 // Keys, values and attention: kv_append, attention (one split of 256 positions of the heads that
 // share a KV head), merge. Sections 8 and 9.
 
+#ifdef KV_fp32
+typedef float Stored;
+DEV float stored(const Stored* p, const u16* scales, size_t i) { return p[i]; }
+#endif
+#ifdef KV_fp16
+typedef u16 Stored;
+DEV float stored(const Stored* p, const u16* scales, size_t i) { return half_of(p[i]); }
+#endif
+#ifdef KV_int8
+typedef i8 Stored;
+DEV float stored(const Stored* p, const u16* scales, size_t i) {
+  return mul((float)p[i], half_of(scales[i >> 5]));
+}
+#endif
+
 #ifdef KERNEL_kv_append
 DEV bool keep(Stored* to, u16* scales, size_t at, float x) {
 #ifdef KV_fp32
@@ -43,7 +58,13 @@ kv_append(const float* k, const float* v, const int* positions, const Place* pla
 }
 #endif
 
+#define PARTIAL_HEAD 8
+#define SPLIT 256
+#define TILE 32
+
 #ifdef KERNEL_attention
+#define PARTS ((HEAD_DIM + 31) / 32)
+
 KERNEL(128)
 attention(const float* q, float* partials, const int* positions, const Place* places,
           i64 layer_offset, int tokens, int width, int kv_heads, int group, int window,

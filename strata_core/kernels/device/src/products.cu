@@ -35,6 +35,23 @@ DEV void quantised_row(const u8* row, const u8* x, size_t pitch, int tokens, int
     if (t < tokens) acc[t] = fold8(acc[t]);
 }
 
+template <class W>
+DEV float float_row(const u8* row, const float* x, int columns, int j) {
+  float s[8];
+#pragma unroll
+  for (int k = 0; k < 8; k++) s[k] = 0.f;
+  for (int first = j; first - j < columns; first += 64) {
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      // the zero tail takes part: it makes +0 of a stripe that is -0
+      int i = first + 8 * k;
+      bool in = i < columns;
+      s[k] = fma_(in ? W::at(row, i) : 0.f, in ? x[i] : 0.f, s[k]);
+    }
+  }
+  return fold64(s);
+}
+
 #ifdef KERNEL_linear
 KERNEL(128)
 linear(const u8* weight, const u8* x, float* out, const float* bias, i64 stride, int tokens,

@@ -57,10 +57,28 @@ DEV void quantised_tile(const u8* row, Tile& tile, int count, int blocks, int j,
   fold(count, acc);
 }
 
+// One row of floats times one row of activations, lane j of 8.
+template <class W>
+DEV float floats(const u8* row, const float* x, int columns, int j) {
+  float s[8];
+#pragma unroll
+  for (int k = 0; k < 8; k++) s[k] = 0.f;
+  for (int first = j; first - j < columns; first += 64) {
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      // the zero tail takes part: it makes +0 of a stripe that is -0
+      int i = first + 8 * k;
+      bool in = i < columns;
+      s[k] = fma_(in ? W::at(row, i) : 0.f, in ? x[i] : 0.f, s[k]);
+    }
+  }
+  return fold64(s);
+}
+
 template <class W>
 DEV void float_tile(const u8* row, Tile& tile, int count, int columns, int j, float* acc) {
   clear(acc);
-  FOURS(count) acc[t] = float_row<W>(row, (const float*)tile.from[t], columns, j);
+  FOURS(count) acc[t] = floats<W>(row, (const float*)tile.from[t], columns, j);
 }
 
 #ifdef KERNEL_prompt_linear

@@ -243,22 +243,4 @@ struct BF16 {
   DEV static float at(const u8* row, int i) { return float_of((u32)((const u16*)row)[i] << 16); }
 };
 
-// One row of floats times one row of activations, lane j of 8: section 4.
-template <class W>
-DEV float float_row(const u8* row, const float* x, int columns, int j) {
-  float s[8];
-#pragma unroll
-  for (int k = 0; k < 8; k++) s[k] = 0.f;
-  for (int first = j; first - j < columns; first += 64) {
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-      // the zero tail takes part: it makes +0 of a stripe that is -0
-      int i = first + 8 * k;
-      bool in = i < columns;
-      s[k] = fma_(in ? W::at(row, i) : 0.f, in ? x[i] : 0.f, s[k]);
-    }
-  }
-  return fold64(s);
-}
-
 #endif
