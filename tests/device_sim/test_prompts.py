@@ -213,6 +213,27 @@ def test_every_expert_outside_is_copied_once_a_chunk(lab, tiny_file):
     bound.close()
 
 
+def test_a_long_chunk_waits_on_the_host_for_its_end_alone(lab, tiny_file):
+    """No stream is emptied on the way; copies and kernels are ordered by events."""
+    bound = Bound(lab, tiny_file(), 64, expert_cache=8)
+    slot = bound.executor.open_sequence()
+    bound.executor.run(chunk(IDS[:32], 0, slot))
+    account = bound.runtime.account
+    before = account.polls, {n: (s.synchronizes, s.event_waits) for n, s in account.streams.items()}
+    bound.executor.run(chunk(IDS[32:64], 32, slot))
+    assert account.polls - before[0] <= 2
+    waits = 0
+    for name, was in before[1].items():
+        stream = account.streams[name]
+        assert stream.synchronizes == was[0]
+        waits += stream.event_waits - was[1]
+    waves = sum(
+        w.half is not None for each in bound.executor._prompts._waves.values() for w in each
+    )
+    assert waits == 2 * waves > 0
+    bound.close()
+
+
 def test_decoding_finds_its_experts_where_they_were(lab, tiny_file):
     bound = Bound(lab, tiny_file(), 64, expert_cache=16 - 1)
     slot = bound.executor.open_sequence()
