@@ -96,6 +96,7 @@ def prompts_of(vocabulary: int, *, long: bool) -> dict[str, tuple[int, ...]]:
     """Prompts of random ids, the same for every way."""
     drawn = np.random.default_rng(5).integers(0, vocabulary, 1900).tolist()
     found = {"short": tuple(drawn[:11]), "sampled": tuple(drawn[11:40]), "64": tuple(drawn[:64])}
+    found["150"] = tuple(drawn[64:214])
     return {**found, "1900": tuple(drawn)} if long else found
 
 
@@ -106,6 +107,8 @@ def check(model: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
     vocabulary = open_checkpoint(model).hyper.vocabulary
     context = open_checkpoint(model).hyper.context
     prompts = prompts_of(vocabulary, long=asked.long and context > 2000)
+    if context < 200:
+        prompts.pop("150")
     if context < 100:
         prompts.pop("64")
         prompts["sampled"] = prompts["sampled"][:12]

@@ -11,7 +11,8 @@ import pytest
 import strata_core
 from strata_core import api
 from strata_core.engine.messages import Cancel, Finished, PromptProgress, Submit
-from strata_core.errors import UsageError
+from strata_core.errors import StrataError, UsageError
+from strata_core.testing.sim import SimFaults
 
 IDS = tuple((np.arange(150) * 37 % 290 + 3).tolist())
 VRAM = 0.012
@@ -99,6 +100,17 @@ def test_a_prompt_that_is_cancelled_leaves_the_next_one_right(expected) -> None:
         assert event.reason == "cancelled"
         *_, done = model.generate([5, 9, 3], max_tokens=2, ignore_eos=True)
         assert len(done.token_ids) == 2
+        *_, done = model.generate(list(IDS), max_tokens=6, temperature=0.0, ignore_eos=True)
+        assert (done.first_logits_sha256, done.token_ids) == expected
+
+
+def test_a_device_error_in_a_prompt_ends_that_request_alone(expected) -> None:
+    options = {"backend": "sim", "sim_vram": VRAM, "expert_cache": 12, "prefill": 64}
+    with strata_core.load("demo", **options) as model:
+        runtime = model._running.backend.runtime
+        runtime.faults = SimFaults({"launch": runtime._calls["launch"] + 90})
+        with pytest.raises(StrataError, match="launch failed"):
+            list(model.generate(list(IDS), max_tokens=6))
         *_, done = model.generate(list(IDS), max_tokens=6, temperature=0.0, ignore_eos=True)
         assert (done.first_logits_sha256, done.token_ids) == expected
 

@@ -15,9 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from strata_core.cache.amount import Wish, choose, scarcity
 from strata_core.cache.fill import fill_slots
-from strata_core.cache.lend import lend, own_buffers
-from strata_core.cache.slots import SlotPool, make_slots, slot_bytes
-from strata_core.cache.stager import Stager
+from strata_core.cache.slots import SlotPool, make_slots
 from strata_core.cache.staging import Staging
 from strata_core.errors import Degradation, Refused
 from strata_core.interfaces import (
@@ -45,11 +43,7 @@ from strata_core.kernels.device.kv import KvRooms
 from strata_core.kernels.device.lower import Places
 from strata_core.kernels.device.options import DeviceOptions
 from strata_core.kernels.device.prompt import PromptPath
-from strata_core.kernels.device.prompt_lower import (
-    prompt_exchange,
-    prompt_model,
-    prompt_regions,
-)
+from strata_core.kernels.device.prompt_room import PromptRoom, read_from_file
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
 from strata_core.kernels.program import Program, Weight
@@ -90,15 +84,11 @@ class Placement:
     pool: SlotPool | None = field(default=None, init=False)
     helpers: list[Helper] = field(factory=list, init=False)
     stream: int = field(default=0, init=False)
-    prompt_model: Model = field(init=False)
-    prompt_exchange: Exchange = field(init=False)
-    prompt_regions: Regions | None = field(default=None, init=False)
-    own: tuple[int, ...] = field(default=(), init=False)
+    prompts: PromptRoom = field(init=False)
     _stored: dict[Weight, Stored] = field(init=False)
     _dense: dict[Weight, Dense] = field(factory=dict, init=False)
     _staging: Staging | None = field(default=None, init=False)
     _streams: list[int] = field(factory=list, init=False)
-    _events: list[int] = field(factory=list, init=False)
     _filled: set[str] = field(factory=set, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -115,8 +105,7 @@ class Placement:
             shape=shape,
         )
         self.exchange = Exchange.plan(shape)
-        self.prompt_model = prompt_model(self.model, order.limits.tokens)
-        self.prompt_exchange = prompt_exchange(self.prompt_model)
+        self.prompts = PromptRoom.of(self.held, self.device, self.model, order.limits.tokens)
         self.rooms = KvRooms(self.held, self.device, order.program, order.limits)
 
     @property
@@ -137,10 +126,10 @@ class Placement:
         """Page-lock what host and devices exchange, and the buffers for filling. Raises Refused."""
         if self.exchange.address:
             return
-        nbytes = self.exchange.nbytes + self.prompt_exchange.nbytes
+        nbytes = self.exchange.nbytes + self.prompts.exchange.nbytes
         address = self.held.pinned(nbytes, "what the host and the devices exchange")
         self.exchange.settle(address)
-        self.prompt_exchange.settle(address + self.exchange.nbytes)
+        self.prompts.exchange.settle(address + self.exchange.nbytes)
         self._ready_staging()
 
     def place_dense(self) -> None:
@@ -157,10 +146,9 @@ class Placement:
         self._dense |= place_weights(self.held, self.device, stored, staging, progress)
         regions = main_regions(self.model, self.exchange)
         self._settle(regions, self.device, self.stream, "buffers of activations")
-        prompts = prompt_regions(self.prompt_model)
-        self._settle(prompts, self.device, self.stream, "buffers of prompts")
+        self._settle(self.prompts.regions, self.device, self.stream, "buffers of prompts")
         self.rooms.ready()
-        self.regions, self.prompt_regions = regions, prompts
+        self.regions = regions
 
     def place_embedding(self, where: Where) -> None:
         """Put a lone embedding in page-locked memory or on the device; a tied one is there."""
@@ -181,10 +169,9 @@ class Placement:
         """Take the slots of the first device's cache, empty. Raises Refused."""
         if self.pool is None:
             self.place_dense()
-            self._take_own_buffers(self._expected())
+            self.prompts.take_buffers(self._expected())
             self.pool = self._slots(self.device, self.options.cache)
-            if not lend(self.pool, self._largest_slot()).buffers:
-                self._take_own_buffers(0)
+            self.prompts.take_missing_buffers(self.pool)
 
     def fill_cache(self, source: Source) -> None:
         """Read the best experts into the first device's slots. Raises Refused, StrataError."""
@@ -194,24 +181,20 @@ class Placement:
 
     def prompt_path(self, source: Source, bound: float) -> PromptPath:
         """What computes prompts, once all steps are done; `bound`: seconds of a wait at most."""
-        assert self.prompt_regions is not None
-        stream = self._new_stream(self.device)
-        staging = self._ready_staging()
-        events = tuple(self._new_event() for _ in staging.addresses)
-        return PromptPath(
-            self.runtime,
-            self.device,
-            self.stream,
-            self.prompt_model,
-            # its exchange is copied from and to, so that no kernel needs its alias
-            Places(self.prompt_regions, self.prompt_exchange, 0, self._dense),
+        helped = {expert for helper in self.helpers for expert in helper.pool.places}
+        resident = self.resident
+        outside = next((e for e in self.order.ranking if e not in resident), None)
+        slow = read_from_file(source, helped, outside)
+        if slow is not None:
+            self.degrade(slow)
+        return self.prompts.path(
+            (self.stream, self._new_stream(self.device)),
+            self._dense,
             self.order.experts,
-            Stager(self.runtime, stream, source, staging, bound, events),
+            source,
+            self._ready_staging(),
             self.pool,
-            self._largest_slot(),
-            self.own,
             bound,
-            self._new_event,
         )
 
     def make_helpers(self, devices: Sequence[int] | None = None) -> None:
@@ -269,12 +252,11 @@ class Placement:
         """
         staging, self._staging = self._staging, None
         streams, self._streams = self._streams, []
-        events, self._events = self._events, []
         steps: list[Callable[[], None]] = []
         # a prompt's copies may come from the buffers of the staging
         steps += [partial(self.runtime.synchronize, stream) for stream in streams]
         steps += [staging.close] if staging else []
-        steps += [partial(self.runtime.destroy_event, event) for event in events]
+        steps += [self.prompts.close]
         steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]
         undo_all(self.runtime, [*steps, self.held.close])
 
@@ -292,38 +274,17 @@ class Placement:
         self._streams.append(stream)
         return stream
 
-    def _new_event(self) -> int:
-        event = self.runtime.create_event(self.device)
-        self._events.append(event)
-        return event
-
     def _settle(self, regions: Regions, device: int, stream: int, purpose: str) -> None:
         """Give regions their memory, zeroed."""
         regions.base = self.held.device(device, regions.nbytes, purpose)
         self.runtime.fill(regions.base, 0, regions.nbytes, stream)
         self.runtime.synchronize(stream)
 
-    def _largest_slot(self) -> int:
-        return max((slot_bytes(x) for x in self.model.layouts.values()), default=0)
-
-    def _streams_experts(self) -> bool:
-        """Whether the first device lacks an expert."""
-        everyone = len(self.model.layouts) * self.model.experts
-        return self.pool is None or len(self.pool.places) < everyone
-
     def _expected(self) -> int:
         """Experts that the first device's cache is going to hold."""
         layouts, wish = self.model.layouts, self.options.cache
         ranking = self.order.ranking
         return len(choose(self.runtime, self.ledger, self.device, ranking, layouts, wish))
-
-    def _take_own_buffers(self, cached: int) -> None:
-        """Buffers for prompts, where a cache of so many has nothing to lend. Raises Refused."""
-        buffers = own_buffers(cached, self.model.experts, len(self.model.layouts))
-        if buffers and not self.own and self._streams_experts():
-            each = self._largest_slot()
-            address = self.held.device(self.device, each * buffers, "experts of prompts")
-            self.own = tuple(address + n * each for n in range(buffers))
 
     def _slots(self, device: int, wish: Wish) -> SlotPool:
         resident = self.resident
