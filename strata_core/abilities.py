@@ -6,14 +6,16 @@ These protocols belong to the interface that `interfaces.API` numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
 
-from strata_core.interfaces import Expert, Source
+from strata_core.interfaces import Expert, Source, StableSource
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from strata_core.memory.platform.pages import PageHints
 
 
 @runtime_checkable
@@ -22,6 +24,33 @@ class CountingSource(Source, Protocol):
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """As `Executor.counters`, by lanes of its own: "file" is what was read from files."""
+
+
+@runtime_checkable
+class PartlyStableSource(Source, Protocol):
+    """A source some of whose experts have addresses that hold from one round to the next.
+
+    A backend may read those at any time in a round without acquiring them; it acquires the others.
+    """
+
+    @property
+    def stable_version(self) -> int:
+        """Another number whenever the addresses have changed, which they do between rounds only."""
+
+    def stable_addresses(self, layer: int) -> np.ndarray:
+        """uint64 [experts, 3]: addresses of gate, up and down of each expert of `layer`, or zeros.
+
+        They hold until `stable_version` changes or the source is closed.
+        """
+
+
+@runtime_checkable
+class PagedSource(StableSource, Protocol):
+    """A source whose experts lie in a mapped file, perhaps not all of it in memory."""
+
+    @property
+    def page_hints(self) -> PageHints | None:
+        """How to tell the system which pages come next; None where that is of no use."""
 
 
 @frozen(eq=False)
@@ -61,7 +90,26 @@ class AdaptiveSource(Source, Protocol):
 
 @runtime_checkable
 class CountingExecutor(Protocol):
-    """An executor that counts what routers choose, for profiles."""
+    """An executor that counts what routers choose, for profiles. Any thread may ask."""
 
     def picks(self) -> Mapping[int, np.ndarray]:
         """How often each expert was chosen so far: int64 [experts] by layer; a copy."""
+
+
+@runtime_checkable
+class SplittingExecutor(Protocol):
+    """An executor that splits what its device does not hold between lanes."""
+
+    def lanes(self) -> Mapping[str, Any]:
+        """The split for `--json`: what was asked for, the table, the rates that were measured."""
+
+
+@runtime_checkable
+class AskingExecutor(Protocol):
+    """An executor that asks its source for experts which have no address that holds."""
+
+    def asked(self) -> Mapping[str, int]:
+        """How often, so far: experts, bytes, requests, answer_us; empty where it never asks.
+
+        The lane that computes them counts the same experts.
+        """

@@ -15,21 +15,24 @@ from typing import Any, Self
 from weakref import finalize
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from strata_core.cache.profile import Profile
 from strata_core.checkpoint.open import Checkpoint, open_checkpoint
 from strata_core.config import Settings, resolve_arguments
 from strata_core.engine.assemble import Running, start
+from strata_core.engine.beside import PlanBeside, plan_beside
 from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits, Shutdown, Submit
 from strata_core.engine.perplexity import Perplexity, perplexity
 from strata_core.engine.prepare import Prepared, prepare
 from strata_core.engine.tier import Known, keep_profile
-from strata_core.errors import Degradation, Degradations, StrataError, UsageError
+from strata_core.errors import Degradation, Degradations, EngineError, StrataError, UsageError
 from strata_core.interfaces import Capabilities, Progress
 from strata_core.machine import Machine, read_machine
+from strata_core.pack.reads import reads_report
 from strata_core.plan.plan import Plan
+from strata_core.plugins.naming import naming, plugins_among, remedy
 from strata_core.sampler import Sampling
 from strata_core.selection import Selection
 from strata_core.tokenizer import Tokenizer, open_tokenizer
@@ -55,7 +58,8 @@ class Model:
 
     `generate`, `logits` and `perplexity` may be called from any thread; requests wait for each
     other. Usable as a context manager. After `close` every call raises StrataError. A model that
-    is dropped, or still open when the interpreter exits, is closed then.
+    is dropped, or still open when the interpreter exits, is closed then. `beside` sets the plan
+    beside what became of it.
     """
 
     checkpoint: Checkpoint
@@ -66,7 +70,9 @@ class Model:
     timings: dict[str, float]
     _settings: Settings
     _running: Running
+    beside: PlanBeside
     _known: Known = field(factory=Known)
+    _learn: bool = True
     _names: Iterator[int] = field(factory=lambda: count(1))
     _closed: bool = False
     _end: finalize[Any, Any] = field(init=False)
@@ -163,7 +169,9 @@ class Model:
                 event = _next(queue)
                 ended = isinstance(event, Finished | Failed)
                 if isinstance(event, Failed):
-                    raise event.as_error()
+                    raise self._told(event)
+                if isinstance(event, Finished):
+                    self.beside.finished(event)
                 yield event
         finally:
             # Nothing is waited for: this may run on any thread, even the engine's, when a dropped
@@ -171,10 +179,19 @@ class Model:
             if not ended:
                 engine.send(Cancel(submit.request), queue.put)
 
+    def _told(self, failed: Failed) -> StrataError:
+        """The error of a request; one that nobody foresaw names the plugins at work."""
+        others = plugins_among(self.selections)
+        if failed.trace and others:
+            why = f"{failed.why}; at work was {others}"
+            failed = evolve(failed, why=why, remedy=remedy(others))
+        return failed.as_error()
+
     @property
     def capabilities(self) -> Capabilities:
         """What the built backend can do, after its self-test."""
-        return self._running.backend.capabilities
+        with naming("the backend does not say what it can do", self.selections):
+            return self._running.backend.capabilities
 
     @property
     def kv_type(self) -> str:
@@ -184,7 +201,18 @@ class Model:
     @property
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Experts and bytes served so far, by lane."""
-        return self._running.counters()
+        with naming("what was served is not known", self.selections):
+            return self._running.counters()
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """What --verify-reads has compared so far; see docs/pack.md."""
+        return reads_report(self.checkpoint.experts, self._settings.verify_reads)
+
+    @property
+    def lanes(self) -> Mapping[str, Any] | None:
+        """How misses are split between the link and the CPU; None without a device."""
+        return self._running.lanes()
 
     def profile(self) -> Profile:
         """How often each expert was chosen so far. Raises UsageError where nobody counts."""
@@ -207,12 +235,16 @@ class Model:
         if self._closed:
             return
         self._closed = True
-        picks = self._running.picks()
-        self._end()
+        with naming("the model did not close", self.selections, EngineError):
+            picks = self._running.picks()
+            if self._learn:
+                self.beside.keep(self._running.counters())
+            self._end()
         self.checkpoint.close()
         if picks is not None:
             counted = Profile.of(self.checkpoint.model_hash, picks)
-            keep_profile(self.checkpoint, self._settings, self._known, counted, self.plan.source)
+            source = self.plan.source if self._learn else ""
+            keep_profile(self.checkpoint, self._settings, self._known, counted, source)
 
     def __enter__(self) -> Self:
         return self
@@ -285,12 +317,15 @@ def load(
     *,
     progress: Progress | None = None,
     settings: Settings | None = None,
+    learn: bool = True,
     **options: Any,
 ) -> Model:
     """Load a model: a GGUF file, a hub-layout folder, or "demo".
 
     `options` are settings by key (`source="mmap"`, `max_context=4096`, ...; docs/cli.md lists
-    them). Raises StrataError: a model that is damaged, does not fit, or that nothing can run.
+    them). What the run counts and measures is kept for later runs unless `learn` is False; a
+    profile that settings ask for is written all the same. Raises StrataError: a model that is
+    damaged, does not fit, or that nothing can run.
     """
     began = perf_counter()
     prepared = _prepared(model, settings, options, None)
@@ -306,7 +341,9 @@ def load(
         timings={"load_s": perf_counter() - began},
         settings=prepared.settings,
         running=running,
+        beside=plan_beside(prepared, running),
         known=prepared.known,
+        learn=learn,
     )
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
 from strata_core.errors import Degradation, UsageError
-from strata_core.setting import BadValue, Setting
+from strata_core.setting import HIDDEN, BadValue, Setting
 from strata_core.setting_plugins import CORE, Table, installed_settings
 
 CONFIG_VARIABLE = "STRATA_CONFIG"
@@ -60,12 +60,24 @@ class Settings:
         """The values that were given rather than left to their defaults."""
         return {key: self._values[key] for key in self._origins}
 
+    def without(self, keys: Collection[str]) -> Settings:
+        """These settings, with the defaults of some in place of what was given."""
+        values = {
+            key: self.table.by_key[key].default if key in keys else value
+            for key, value in self._values.items()
+        }
+        origins = {key: origin for key, origin in self._origins.items() if key not in keys}
+        return Settings(values, origins, self.table)
+
     def rows(self) -> list[dict[str, Any]]:
-        """One JSON-able row for each setting: key, value, origin, flag, variable."""
+        """One JSON-able row for each setting: key, value, origin, flag, variable.
+
+        A value that is secret, or carries a secret, is hidden.
+        """
         return [
             {
                 "key": setting.key,
-                "value": _plain(self._values[setting.key]),
+                "value": _told(setting, self._values[setting.key]),
                 "origin": self.origin(setting.key),
                 "flag": setting.flag,
                 "variable": setting.env,
@@ -220,7 +232,7 @@ class _Level:
             parsed = setting.parse(value)
         except BadValue as error:
             raise UsageError(
-                f"{name}: {_shown(value)} is not a value it can have",
+                f"{name}: {_shown(setting, value)} is not a value it can have",
                 f"{error}; {setting.origin} declares it" if setting.origin else str(error),
                 _remedy(setting, value),
             ) from None
@@ -276,14 +288,18 @@ def _current(table: Table) -> list[str]:
     return [setting.key for setting in table.settings if not setting.pending]
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
+def _shown(setting: Setting, value: Any) -> str:
+    text = HIDDEN if setting.hides(value) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _remedy(setting: Setting, value: Any) -> str:
     near = did_you_mean(str(value), setting.choices)
     return near or "leave it out to get the default"
+
+
+def _told(setting: Setting, value: Any) -> Any:
+    return HIDDEN if setting.hides(value) else _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping
 
 from attrs import field, frozen
 
+REPORT = "this is an error in the engine; please report it"
+"""The remedy of what no user can cause."""
+
 
 class StrataError(Exception):
     """A failure with a cause and a remedy; names the file, field, expert or flag concerned.

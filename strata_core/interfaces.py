@@ -8,7 +8,8 @@ a GPU library, and no hook is called after start. More that parts may offer: `ab
 The interface's version is `API`: core takes plugins of the same major and a minor up to its own.
 
 Unless a docstring says otherwise: sizes and offsets are bytes, addresses are integers in the host
-address space, and a method is called from the thread that called `build`.
+address space; a method is called from the thread that called `build`, and one that raises has
+changed nothing. What `build` is given stays the giver's; what `build` made is closed once by core.
 """
 
 from __future__ import annotations
@@ -290,7 +291,7 @@ class Source(Protocol):
 class StableSource(Source, Protocol):
     """A source whose experts all have addresses that hold until `close`.
 
-    A backend may read such experts at any time without acquiring them.
+    A backend may read such experts at any time, in any thread, without acquiring them.
     """
 
     def addresses(self, layer: int) -> np.ndarray:
@@ -360,7 +361,7 @@ class Allocator(Protocol):
         """Give a region back; its addresses are invalid afterwards."""
 
     def close(self) -> None:
-        """Release whatever is left."""
+        """Release whatever is left. Calling it again does nothing."""
 
 
 # --- computing ---------------------------------------------------------------------------------
@@ -392,10 +393,10 @@ class Window:
 
 
 class Executor(Protocol):
-    """A program bound to its weights, its source and its buffers. Used by one thread."""
+    """A program bound to its weights, source and buffers. One thread; any asks `counters`."""
 
     def open_sequence(self) -> int:
-        """A slot with room for `Limits.context` positions of model state."""
+        """A slot with room for `Limits.context` positions of state. Raises StrataError."""
 
     def close_sequence(self, slot: int) -> None:
         """Free a slot."""
@@ -420,7 +421,7 @@ class Executor(Protocol):
 
 
 class Weights(Protocol):
-    """The dense weights by role, as a backend's `bind` reads them."""
+    """The dense weights by role, as `bind` reads them; immutable, any thread may ask."""
 
     def raw(self, role: str, layer: int | None) -> tuple[str, tuple[int, ...], np.ndarray]:
         """(type name, shape, uint8 bytes as stored; a view of the mapped file, not a copy)."""
@@ -428,7 +429,7 @@ class Weights(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """A runtime and its kernels: turns a program into something that runs."""
+    """A runtime and its kernels: turns a program into what runs. One thread calls it."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -443,7 +444,7 @@ class Backend(Protocol):
         limits: Limits,
         progress: Progress,
     ) -> Executor:
-        """Place the dense weights and make the program runnable. Raises StrataError."""
+        """Make the program runnable. Raises StrataError, and then holds nothing of it."""
 
     def close(self) -> None:
-        """Free the runtime; its executors must be closed before."""
+        """Free the runtime; its executors were closed before. Again: nothing happens."""

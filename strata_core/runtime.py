@@ -194,3 +194,11 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Free whatever is left and close the contexts. Calling it again does nothing."""
+
+
+@runtime_checkable
+class StatesLink(Protocol):
+    """A runtime that says what its link moves, instead of having it measured."""
+
+    def link_rate(self, device: int) -> float:
+        """Bytes a second from host memory to the device."""

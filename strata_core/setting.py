@@ -25,6 +25,7 @@ Kind = Literal[
     "indices",
     "real",
     "gib",
+    "share",
     "choice",
     "path",
     "text",
@@ -47,10 +48,11 @@ class Setting:
     `flag` is None where there is none; a switch's flag takes no value. `env` is its environment
     variable. `kind` says how a value is read, together with `choices`, `low` and `high` (inclusive,
     or exclusive at the low end where `above`); a "count" is a whole number or one of `choices`,
-    "gib" a number of GiB or one of them, "indices" are different whole numbers. Giving a switch
-    with an `alias` means giving `source` that value. A `pending` setting belongs to a
-    later version: it is not shown, and giving it is an error. `distribution` and `version` say
-    which plugin declares it; they are empty for core's own.
+    "gib" a number of GiB or one of them, "share" a number or one of them, "indices" are different
+    whole numbers. Giving a switch with an `alias` means giving `source` that value. A `pending`
+    setting belongs to a later version: it is not shown, and giving it is an error. The value of a
+    `secret` one is never shown. `distribution` and `version` say which plugin declares it; they are
+    empty for core's own.
     """
 
     key: str
@@ -67,6 +69,7 @@ class Setting:
     above: bool = False
     alias: str | None = None
     pending: bool = False
+    secret: bool = False
     distribution: str = ""
     version: str = ""
 
@@ -78,7 +81,7 @@ class Setting:
     @property
     def values(self) -> tuple[str, ...]:
         """What may be given, in words for help texts: choices, a metavar, or both."""
-        numbers = not self.choices or self.kind in ("count", "gib")
+        numbers = not self.choices or self.kind in ("count", "gib", "share")
         return (*((self.metavar,) if self.metavar and numbers else ()), *self.choices)
 
     def parse(self, value: Any) -> Any:
@@ -87,6 +90,30 @@ class Setting:
         Raises BadValue with a sentence that says what is allowed.
         """
         return _PARSERS[self.kind](self, value)
+
+    def hides(self, value: Any) -> bool:
+        """Whether a value must not be shown: the setting is secret, or the text carries a secret.
+
+        A text does that has a word for one with something after it, as `"token": ...` in JSON or
+        `sig=...` in an address, or a user's name and password in an address.
+        """
+        if value is None or value == self.default:
+            return False
+        if self.secret or _SECRET_WORDS & set(self.key.split("_")):
+            return True
+        return isinstance(value, str) and bool(_CARRIES.search(value))
+
+
+HIDDEN = "(not shown)"
+"""What stands for a value that is not shown."""
+
+_SECRET_WORDS = frozenset({"secret", "token", "password", "passphrase", "credentials", "key"})
+
+_CARRIES = re.compile(
+    r"""(secret|token|passw|passphrase|credential|authorization|signature|(?<![a-z])(key|sig|auth))
+    [a-z0-9_-]*["']?\s*[:=]|key["']?\s*[:=]|://[^/@\s]+@""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 
 def _name(_setting: Setting, value: Any) -> str:
@@ -156,7 +183,7 @@ def _real(setting: Setting, value: Any) -> float:
     return _within(setting, number, what)
 
 
-def _gib(setting: Setting, value: Any) -> float | str:
+def _real_or_word(setting: Setting, value: Any) -> float | str:
     return value if isinstance(value, str) and value in setting.choices else _real(setting, value)
 
 
@@ -171,7 +198,7 @@ def _bounds(setting: Setting) -> str:
     text = f"{'above' if setting.above else 'of at least'} {setting.low:.15g}"
     if setting.high != _LARGEST:
         text += f" and at most {setting.high:.15g}"
-    if setting.kind == "gib" and setting.choices:
+    if setting.kind in ("gib", "share") and setting.choices:
         text += f", or {' or '.join(setting.choices)},"
     return text
 
@@ -202,7 +229,8 @@ _PARSERS: dict[str, Callable[[Setting, Any], Any]] = {
     "count": _count,
     "indices": _indices,
     "real": _real,
-    "gib": _gib,
+    "gib": _real_or_word,
+    "share": _real_or_word,
     "choice": _choice,
     "path": _path,
     "text": _text,
@@ -219,6 +247,7 @@ def made(key: str, kind: Kind, group: Group, help: str, **more: Any) -> Setting:
         "count": "N",
         "indices": "N,...",
         "real": "F",
+        "share": "F",
         "name": "NAME",
         "path": "FILE",
     }

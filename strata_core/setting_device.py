@@ -72,6 +72,17 @@ DEVICE_SETTINGS: tuple[Setting, ...] = (
         high=_MOST_GIB,
     ),
     made(
+        "pcie_frac",
+        "share",
+        "device",
+        "The share, 0 to 1, of the experts that no device holds which the first device fetches "
+        "over the link; the CPU computes the others meanwhile. auto: the split by which both end "
+        "at the same time, by rates measured at start. Tokens do not depend on it.",
+        choices=("auto",),
+        default="auto",
+        high=1,
+    ),
+    made(
         "early_remote_contexts",
         "switch",
         "device",

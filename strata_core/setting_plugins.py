@@ -42,6 +42,7 @@ _LONGEST_HELP = 400
 OPTION_WORDS = frozenset(
     {
         *("config", "context", "debug", "decode", "file", "help", "ignore", "json", "machine"),
+        *("compare", "hashes", "long", "pairs", "peer", "quick", "report", "time", "timeout"),
         *("max", "min", "model", "out", "plain", "profile", "prompt", "quiet", "raw", "repeats"),
         *("repetition", "role", "seed", "stop", "system", "temperature", "text", "top", "version"),
         "windows",
@@ -50,8 +51,8 @@ OPTION_WORDS = frozenset(
 """First words of the commands' own options, which no namespace may be; a test keeps the list."""
 
 _NUMBERS = ("low", "high")
-_FIELDS = {"kind", "help", "default", "choices", "metavar", "flag", "above", *_NUMBERS}
-_NUMERIC = ("integer", "count", "indices", "real", "gib")
+_FIELDS = {"kind", "help", "default", "choices", "metavar", "flag", "secret", "above", *_NUMBERS}
+_NUMERIC = ("integer", "count", "indices", "real", "gib", "share")
 
 
 @frozen
@@ -235,7 +236,9 @@ def _setting(found: _Declared, namespace: str, name: str, item: object) -> Setti
         raise _Unsound(f"{name}: a table is wanted")
     _check_fields(name, item)
     key = f"{namespace}_{name}"
-    more: dict[str, Any] = {k: item[k] for k in ("above", "metavar", *_NUMBERS) if k in item}
+    more: dict[str, Any] = {
+        k: item[k] for k in ("above", "metavar", "secret", *_NUMBERS) if k in item
+    }
     if item.get("flag") is False:
         more["flag"] = None
     more["choices"] = tuple(item.get("choices", ()))
@@ -263,6 +266,7 @@ def _check_fields(name: str, item: Mapping[str, Any]) -> None:
     checks = {
         "help": ("one line of text", _is_line(item.get("help"))),
         "flag": ("true or false", type(item.get("flag", True)) is bool),
+        "secret": ("true or false", type(item.get("secret", False)) is bool),
         "above": ("true or false", type(item.get("above", False)) is bool),
         "metavar": ("one line of text", _is_line(item.get("metavar", "X"))),
         "choices": ("a list of words", _are_words(item.get("choices", []))),

@@ -169,7 +169,6 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _later("adapt_every"),
     _later("adapt_swaps"),
-    _later("pcie_frac"),
     _later("spec"),
     _later("spec_min_p"),
 )

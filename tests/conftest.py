@@ -71,3 +71,16 @@ def make_machine():
         return recorded_pc({"module:llvmlite": True} if observed is None else observed, **facts)
 
     return make
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """How many device kernels were compiled for whom, or why none were."""
+    told = [
+        value
+        for outcome in ("passed", "failed", "skipped")
+        for report in terminalreporter.stats.get(outcome, ())
+        for name, value in getattr(report, "user_properties", ())
+        if name == "compiled"
+    ]
+    for line in dict.fromkeys(told):
+        terminalreporter.write_line(f"device kernels, {line}")

@@ -28,7 +28,8 @@ class MappedFile:
     """One mapped file: `data` is a read-only uint8 array over its bytes, `view` the same memory.
 
     The mapping lives as long as any view of it. A file that another program truncates while
-    it is mapped ends this process with a bus error, as with every mapped file.
+    it is mapped ends this process with a bus error where a lost byte is read, as with every mapped
+    file; `whole` looks for that before each round.
     """
 
     path: Path

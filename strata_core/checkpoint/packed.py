@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
-from attrs import frozen
+from attrs import define, field, frozen
 
 from strata_core.checkpoint.gguf_header import read_header
 from strata_core.checkpoint.gguf_metadata import Metadata
@@ -25,7 +26,7 @@ from strata_core.checkpoint.pack_format import (
     digest_of,
 )
 from strata_core.checkpoint.pack_manifest import read_manifest
-from strata_core.checkpoint.tensor import Tensor
+from strata_core.checkpoint.tensor import Tensor, lasting
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import CheckpointError
 from strata_core.interfaces import BlobLayout, Expert, Piece
@@ -34,18 +35,35 @@ PACK = "pack"
 """The form of a pack whose experts lie in experts.bin."""
 
 
+@define(eq=False)
+class Compared:
+    """Blobs that were compared with their hashes, and those that differed. Any thread may count."""
+
+    blobs: int = 0
+    damaged: int = 0
+    _lock: Lock = field(factory=Lock)
+
+    def add(self, *, right: bool) -> None:
+        """Count one."""
+        with self._lock:
+            self.blobs += 1
+            self.damaged += not right
+
+
 @frozen(eq=False, slots=False)
 class PackedExperts:
     """Implements `interfaces.ExpertFiles` for a pack; a blob lies in one piece of experts.bin.
 
     `file` is None where a plugin keeps the experts: the ranges are then those that experts.bin at
-    `path` would have, and nothing can be mapped. Immutable; any thread may use it.
+    `path`, made absolute, would have, and nothing can be mapped. Immutable but for what `compared`
+    counts; any thread may use it.
     """
 
     count: int
     entries: Mapping[int, PackedLayer]
-    path: Path
+    path: Path = field(converter=lasting)
     file: MappedFile | None
+    compared: Compared = field(factory=Compared)
 
     @cached_property
     def layouts(self) -> Mapping[int, BlobLayout]:
@@ -90,7 +108,9 @@ class PackedExperts:
         they are hashed. Raises CheckpointError naming expert, file and offset where they differ.
         """
         entry = self._entry(expert)
-        if digest_of(blob) != entry.digests[expert.index]:
+        right = digest_of(blob) == entry.digests[expert.index]
+        self.compared.add(right=right)
+        if not right:
             piece = self.blob(expert)
             raise CheckpointError(
                 f"{expert} is damaged",

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
 
 from strata_core.checkpoint.types import WeightType
 from strata_core.interfaces import Piece
@@ -15,18 +15,24 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+def lasting(file: Path) -> Path:
+    """The file's path as it is good for after the current folder has changed."""
+    return file.absolute()
+
+
 @frozen(eq=False)
 class Tensor:
     """A tensor as stored. `shape` is row-major: the last axis is the one that products sum over.
 
-    `data` is a read-only uint8 view [nbytes] of the mapped file; it keeps the mapping alive.
+    `data` is a read-only uint8 view [nbytes] of the mapped file; it keeps the mapping alive. `file`
+    is made absolute: it may be opened again after the current folder has changed.
     """
 
     name: str
     type: WeightType
     shape: tuple[int, ...]
     data: np.ndarray
-    file: Path
+    file: Path = field(converter=lasting)
     offset: int
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,8 +11,11 @@ from strata_core.cli.command import Invocation, command
 from strata_core.cli.words import table
 from strata_core.config import did_you_mean
 from strata_core.errors import UsageError
-from strata_core.interfaces import Role
+from strata_core.interfaces import AllocatorRecord, Role, Unusable
 from strata_core.setting_table import LOADING
+
+if TYPE_CHECKING:
+    from strata_core.plugins import Catalogue
 
 ROLES: tuple[Role, ...] = ("source", "allocator", "backend")
 
@@ -44,11 +48,16 @@ def command_object(
     """Test an installed backend, allocator or source against what its interface promises.
 
     NAME is a record's name as `strata plugins` lists it. The settings given are those it is built
-    with. Needs pytest and hypothesis (the extra `conformance`). Leaves with exit code 1 where a
+    with; an allocator is built for the backend that --backend names, also for one that only stands
+    in. Needs pytest and hypothesis (the extra `conformance`). Leaves with exit code 1 where a
     test fails.
     """
     settings = invocation.settings()
-    found = _role(name, role)
+    from strata_core.plugins import load_plugins
+
+    catalogue = load_plugins(blocked=settings.block_plugins)
+    found = _role(catalogue, name, role)
+    _check_usable(catalogue, found, name, settings.backend)
     from strata_core.api import model_path
     from strata_core.testing.conformance.run import run_conformance
 
@@ -60,7 +69,12 @@ def command_object(
         paths[flag] = path
     options = {key: _plain(value) for key, value in settings.given().items()}
     result = run_conformance(
-        found, name, model=paths["--model"], plain=paths["--plain"], options=options
+        found,
+        name,
+        model=paths["--model"],
+        plain=paths["--plain"],
+        blocked=settings.block_plugins,
+        options=options,
     )
     invocation.console.document(result.as_json())
     rows = [
@@ -78,11 +92,28 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-def _role(name: str, given: str | None) -> Role:
-    """The role that has a record of that name. Raises UsageError."""
-    from strata_core.plugins import load_plugins
+def _check_usable(catalogue: Catalogue, role: Role, name: str, backend: str) -> None:
+    """Raise UsageError where the record's probe says that it cannot be used here.
 
-    catalogue = load_plugins()
+    An allocator that is built for a stand-in is not asked: it is on another machine than its own.
+    """
+    from strata_core.machine import read_machine
+    from strata_core.plugins import probe_catalogue
+
+    (offer,) = [item for item in catalogue.offers(role) if item.name == name]
+    if isinstance(offer.record, AllocatorRecord) and backend not in ("auto", *offer.record.serves):
+        return
+    answer = probe_catalogue(catalogue, read_machine())[role][name]
+    if isinstance(answer, Unusable):
+        raise UsageError(
+            f"{role} {name} of {offer.origin} cannot be tested on this machine",
+            answer.reason,
+            answer.hint or "test it where `strata plugins` calls it usable",
+        )
+
+
+def _role(catalogue: Catalogue, name: str, given: str | None) -> Role:
+    """The role that has a record of that name. Raises UsageError."""
     if given is not None and given not in ROLES:
         raise UsageError(f"--role {given} is none", f"the roles are {', '.join(ROLES)}")
     looked = [role for role in ROLES if given in (None, role)]

@@ -38,7 +38,8 @@ def loaded(invocation: Invocation, name: str, **options: Any) -> Iterator[Model]
 def facts(model: Model) -> dict[str, Any]:
     """What every document about a loaded model holds.
 
-    Selections, counters, degradations, and whether tokens are those of docs/arithmetic.md.
+    Selections, counters, the split between lanes, reads that were verified, degradations, the plan
+    beside what became of it, and whether tokens are those of docs/arithmetic.md.
     """
     counters = model.counters
     return {
@@ -48,13 +49,16 @@ def facts(model: Model) -> dict[str, Any]:
             lane: dict(counters.get(lane, {"experts": 0, "bytes": 0}))
             for lane in (*LANES, *(lane for lane in counters if lane not in LANES))
         },
+        "reads": model.reads,
+        "plan": model.beside.as_json(counters),
+        "lanes": model.lanes,
         "degradations": [item.as_json() for item in model.degradations],
     }
 
 
 def notes(model: Model) -> list[str]:
-    """Lines for the user: what works less well than it could."""
-    return [f"degraded: {item}" for item in model.degradations]
+    """Lines for the user: the plan beside what became of it, and what could work better."""
+    return [*model.beside.lines(), *(f"degraded: {item}" for item in model.degradations)]
 
 
 def chosen(selections: Iterable[Selection]) -> str:

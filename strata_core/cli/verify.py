@@ -1,58 +1,201 @@
-"""`strata verify`: every check of a model that can be made, as a table."""
+"""`strata verify`: every check of a model that can be made, as a table, and the identity proof."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from strata_core.cli.command import Invocation, command, model_argument
+from strata_core.cli.logs import shown_log
+from strata_core.cli.numbers import real
 from strata_core.cli.words import size, table
+from strata_core.errors import UsageError
+from strata_core.setting_table import LOADING
 
 if TYPE_CHECKING:
+    from strata_core.checkpoint.open import Checkpoint
+    from strata_core.cli.console import Console
     from strata_core.pack.verify import Outcome
+    from strata_core.verify.identity import Outcome as Row
+    from strata_core.verify.identity import Subject
 
 SHOWN = 20
 """Lines of damage in the text; the document has all of it."""
 
+_HASH = 16
+"""Hexadecimal digits of a hash in the text."""
 
-@command("verify", [model_argument()])
-def command_object(invocation: Invocation, model: str) -> int:
-    """Check MODEL's files: every hash of a pack, every value of other forms.
 
-    Prints one row for each check. What is damaged is named with its file and place; then the exit
-    code is 1. A GGUF file or a hub folder holds no hashes: there it can be checked that everything
-    is in its place, can be read, and has no scale that stands for no number.
+@command(
+    "verify",
+    [
+        model_argument(),
+        click.Option(["--hashes-only"], is_flag=True, help="Check the files alone; load nothing."),
+        click.Option(
+            ["--quick"],
+            is_flag=True,
+            help="Run every place with one cache size, and every cache size at one place, instead "
+            "of all with all.",
+        ),
+        click.Option(
+            ["--long"],
+            is_flag=True,
+            help="Run a prompt of 1,900 tokens as well, where the context is long enough.",
+        ),
+        click.Option(
+            ["--time-limit"],
+            type=real,
+            metavar="SECONDS",
+            help="Begin no further run after so many seconds; runs left out are named. Default: "
+            "no limit.",
+        ),
+    ],
+    LOADING,
+)
+def command_object(
+    invocation: Invocation,
+    model: str,
+    hashes_only: bool,
+    quick: bool,
+    long: bool,
+    time_limit: float | None,
+) -> int:
+    """Check MODEL's files, and prove that its tokens do not depend on where experts lie.
+
+    First prints one row for each check of the files: every hash of a pack, every value of other
+    forms. What is damaged is named with its file and place; then nothing is run. A GGUF file or a
+    hub folder holds no hashes: there it can be checked that everything is in its place, can be
+    read, and has no scale that stands for no number.
+
+    Then MODEL is run with short prompts in every way that fits this machine: each source, several
+    sizes of a tier in memory, and where the backend has devices each way of page-locking and
+    several sizes of the expert cache. Settings that are given hold for every run; only the others
+    are varied. Each run's logits and tokens are compared with those of --backend cpu. Prints one
+    row for each. Leaves with exit code 1 where anything is damaged, differs or fails.
     """
+    if time_limit is not None and time_limit <= 0:
+        raise UsageError(
+            f"--time-limit {time_limit:g} leaves no time",
+            "runs take some",
+            "give more, or leave it out",
+        )
     from strata_core.api import model_path
     from strata_core.checkpoint.open import open_checkpoint
+
+    path = model_path(model)
+    checkpoint = open_checkpoint(path)
+    began = time.perf_counter()
+    outcomes = _check_files(invocation.console, checkpoint)
+    took = time.perf_counter() - began
+    damaged = any(outcome.verdict == "damaged" for outcome in outcomes)
+    identity = None
+    if not hashes_only and not damaged:
+        from strata_core.verify.identity import subject
+
+        asked = subject(model, path, invocation.settings(), long=long)
+        identity = _prove(invocation, asked, quick=quick, seconds=time_limit)
+    same = identity is None or identity["equal"]
+    invocation.console.document(
+        {
+            "model": model,
+            "form": checkpoint.form,
+            "model_hash": checkpoint.model_hash,
+            "ok": not damaged and same,
+            "checks": [outcome.as_json() for outcome in outcomes],
+            "identity": identity,
+            "timings": {"total_s": time.perf_counter() - began, "files_s": took},
+        }
+    )
+    return 0 if same and not damaged else 1
+
+
+def _check_files(console: Console, checkpoint: Checkpoint) -> list[Outcome]:
+    """Check a model's files, print the table, and close them."""
     from strata_core.pack.verify import CHECKS, run_checks
 
-    console = invocation.console
-    checkpoint = open_checkpoint(model_path(model))
     began = time.perf_counter()
     progress = console.progress()
     try:
         outcomes = list(run_checks(CHECKS, checkpoint, progress))
     finally:
         progress.close()
+        checkpoint.close()
     took = time.perf_counter() - began
-    damaged = any(outcome.verdict == "damaged" for outcome in outcomes)
-    console.document(
-        {
-            "model": model,
-            "form": checkpoint.form,
-            "model_hash": checkpoint.model_hash,
-            "ok": not damaged,
-            "checks": [outcome.as_json() for outcome in outcomes],
-            "timings": {"total_s": took},
-        }
-    )
     console.text(_table(outcomes))
     for line in _damage(outcomes):
         console.line(line)
     nbytes = sum(outcome.nbytes for outcome in outcomes)
     console.note(f"{size(nbytes)} read in {took:.1f} s, {size(nbytes / took)}/s")
-    return 1 if damaged else 0
+    return outcomes
+
+
+def _prove(
+    invocation: Invocation, asked: Subject, *, quick: bool, seconds: float | None
+) -> dict[str, Any]:
+    """Run every way, and print the rows as they come; what the document has of it."""
+    from strata_core.verify.identity import REFERENCE, VERDICTS, prove
+    from strata_core.verify.ways import ways
+
+    console = invocation.console
+    found = ways(asked.facts, devices=asked.devices, given=asked.settings.given(), quick=quick)
+    console.line()
+    widths = [max(len(way.place) for way in found), 5, 6, _HASH, 7]
+    heading = ["place", "cache", "pinned", "first logits", "tokens", "experts by lane"]
+    console.text(_line(heading, widths))
+    progress = console.progress()
+
+    def show(row: Row) -> None:
+        progress.close()
+        console.text(_line(_cells(row), widths))
+
+    try:
+        with shown_log(progress.tell, quiet=True):
+            expected, rows = prove(asked, found, seconds=seconds, progress=progress, on_row=show)
+    finally:
+        progress.close()
+    count = {v: sum(row.verdict == v for row in rows) for v in VERDICTS}
+    ran = len(rows) - count["skipped"]
+    text = f"{count['equal']} of {ran} ways on backend {asked.backend} equal backend {REFERENCE}"
+    console.line(text + (f"; {count['skipped']} skipped" if count["skipped"] else ""))
+    first = next(iter(expected.answers.values()))
+    return {
+        "equal": count["equal"] == ran and ran > 0,
+        "backend": asked.backend,
+        "reference": {
+            "backend": REFERENCE,
+            "first_logits_sha256": first.logits,
+            "seconds": expected.seconds,
+        },
+        "prompts": [len(prompt.ids) for prompt in asked.prompts],
+        "count": count,
+        "rows": [row.as_json() for row in rows],
+    }
+
+
+def _cells(row: Row) -> list[str]:
+    place = [row.way.place, row.way.cache]
+    if row.run is None:
+        return [*place, "", "", "skipped" if row.verdict == "skipped" else "FAILED", row.note]
+    lanes = ", ".join(f"{lane} {count}" for lane, count in row.served.items())
+    equal = "equal" if row.verdict == "equal" else "DIFFER"
+    note = f"; {row.note}" if row.note else ""
+    return [*place, _pinned(row), row.logits[:_HASH], equal, lanes + note]
+
+
+def _pinned(row: Row) -> str:
+    """How much of host memory for experts is page-locked; "" where there is none."""
+    actual = row.run.actual if row.run else None
+    if actual is None or not actual.paths:
+        return ""
+    return f"{100 * actual.pinned // max(1, actual.host)} %"
+
+
+def _line(cells: list[str], widths: list[int]) -> str:
+    """One row of a table of which the others are not known yet."""
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
+    return "  ".join([*padded, *cells[len(widths) :]]).rstrip() + "\n"
 
 
 def _table(outcomes: list[Outcome]) -> str:

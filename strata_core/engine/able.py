@@ -88,13 +88,13 @@ def check_built(
         )
 
 
-def checked_policy(allocator: Allocator, name: str) -> StartPolicy:
+def checked_policy(allocator: Allocator, part: Selection) -> StartPolicy:
     """The allocator's start policy. Raises PluginError where it is none."""
     policy: object = allocator.start_policy
     if isinstance(policy, StartPolicy):
         return policy
     raise PluginError(
-        f"allocator {name!r} cannot be used",
+        f"allocator {part.name} of {part.distribution} {part.version} cannot be used",
         f"its start_policy is a {type(policy).__name__}, not a StartPolicy",
         "tell its authors, or choose another with --allocator",
     )

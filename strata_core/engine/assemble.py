@@ -8,20 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from strata_core.abilities import CountingExecutor, CountingSource
+from strata_core.abilities import (
+    AskingExecutor,
+    CountingExecutor,
+    CountingSource,
+    SplittingExecutor,
+)
+from strata_core.checkpoint.whole import WholeFiles
 from strata_core.config import cache_folder
 from strata_core.engine.able import check_built, checked_policy, unmet_wishes
+from strata_core.engine.actual import actual
 from strata_core.engine.loop import Engine
+from strata_core.engine.mapped import mapped_needs
 from strata_core.engine.prepare import Prepared
 from strata_core.engine.start.run import DeviceStart, StartRequest
 from strata_core.engine.start.staged import StagedBackend
-from strata_core.errors import Degradations, PluginError, StrataError, UsageError
+from strata_core.errors import (
+    Degradations,
+    EngineError,
+    PluginError,
+    StrataError,
+    UsageError,
+)
 from strata_core.interfaces import (
     Allocator,
     AllocatorContext,
@@ -35,16 +49,24 @@ from strata_core.interfaces import (
     SourceContext,
     StartPolicy,
 )
+from strata_core.plan.actual import Actual
 from strata_core.plan.explain import does_not_fit
+from strata_core.plan.plan import Plan
 from strata_core.plugins import Offer
-from strata_core.plugins.guard import describe
+from strata_core.plugins.guard import describe, folder_kept
+from strata_core.plugins.naming import CORE, naming
 from strata_core.sampler import open_sampler
+from strata_core.selection import Selection
 from strata_core.tokenizer import Tokenizer
 
 _Made = TypeVar("_Made")
 
-CORE = "strata-core"
-"""The distribution whose own failures are told as they are."""
+
+class Closable(Protocol):
+    """What has to be closed in the end."""
+
+    def close(self) -> None:
+        """Free what it holds."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -54,12 +76,19 @@ class Running:
     engine: Engine
     executor: Executor
     backend: Backend
+    allocator: Allocator
     source: Source
     parts: ExitStack
 
+    def actual(self, plan: Plan, *, simulated: bool) -> Actual:
+        """What it holds now, to be set beside its plan."""
+        return actual(self.backend, self.allocator, plan, simulated=simulated)
+
     def counters(self) -> dict[str, Mapping[str, int]]:
-        """Experts and bytes by lane: the executor's, and the source's own."""
+        """Experts and bytes by lane: the executor's, what it asked for, and the source's own."""
         found = dict(self.executor.counters())
+        if isinstance(self.executor, AskingExecutor) and (asked := self.executor.asked()):
+            found["asked"] = asked
         if isinstance(self.source, CountingSource):
             found |= self.source.counters()
         return found
@@ -67,6 +96,10 @@ class Running:
     def picks(self) -> Mapping[int, NDArray[np.int64]] | None:
         """How often each expert was chosen so far, by layer; None where nobody counts."""
         return self.executor.picks() if isinstance(self.executor, CountingExecutor) else None
+
+    def lanes(self) -> Mapping[str, Any] | None:
+        """How misses are split between lanes; None where there is nothing to split."""
+        return self.executor.lanes() if isinstance(self.executor, SplittingExecutor) else None
 
     def close(self) -> None:
         """Free the executor, the source, the allocator and the backend, in this order."""
@@ -84,9 +117,10 @@ def start(
         raise does_not_fit(prepared.plan, str(prepared.checkpoint.path))
     for item in prepared.degradations:
         degradations.report(item)
-    with ExitStack() as parts:
+    selections = prepared.selections
+    with naming("the model did not start", selections, StrataError), ExitStack() as parts:
         backend = _build_backend(prepared, degradations)
-        parts.callback(backend.close)
+        parts.callback(_closing, prepared.backend, backend)
         check_built(
             prepared.checkpoint,
             prepared.limits.kv_type,
@@ -94,8 +128,8 @@ def start(
             prepared.backend.name,
         )
         allocator = _build_allocator(prepared, backend, degradations)
-        parts.callback(allocator.close)
-        policy = checked_policy(allocator, prepared.allocator.name)
+        parts.callback(_closing, prepared.allocator, allocator)
+        policy = checked_policy(allocator, prepared.allocator)
         parts_made = _Parts(prepared, backend, allocator, degradations, progress)
         if isinstance(backend, StagedBackend):
             executor = parts_made.on_devices(backend, policy, parts)
@@ -109,6 +143,8 @@ def start(
                 f"backend {prepared.backend.name} does not count which experts are chosen",
                 "leave it out, or choose --backend cpu",
             )
+        whole = WholeFiles.open(mapped_needs(prepared, backend))
+        parts.callback(whole.close)
         engine = Engine(
             executor=executor,
             limits=prepared.limits,
@@ -117,12 +153,14 @@ def start(
             tokenizer=tokenizer,
             sampler=open_sampler(_backend_context(prepared, degradations)),
             exact_prompt=prepared.settings.exact_prompt,
+            guard=whole.check,
         )
         engine.start()
         return Running(
             engine=engine,
             executor=executor,
             backend=backend,
+            allocator=allocator,
             source=parts_made.sources[-1],
             parts=parts.pop_all(),
         )
@@ -131,7 +169,7 @@ def start(
 def _build_backend(prepared: Prepared, degradations: Degradations) -> Backend:
     offer = prepared.catalogue.backend(prepared.backend.name)
     context = _backend_context(prepared, degradations)
-    return _made("backend", offer, lambda: offer.record.build(context))
+    return _made("backend", offer, lambda: offer.record.build(context), Backend)
 
 
 def _backend_context(prepared: Prepared, degradations: Degradations) -> BackendContext:
@@ -150,7 +188,7 @@ def _build_allocator(prepared: Prepared, backend: Backend, degradations: Degrada
         degrade=degradations.report,
         backend=backend,
     )
-    return _made("allocator", offer, lambda: offer.record.build(context))
+    return _made("allocator", offer, lambda: offer.record.build(context), Allocator)
 
 
 @frozen(eq=False)
@@ -167,9 +205,9 @@ class _Parts:
     def on_host(self, parts: ExitStack) -> Executor:
         """One after the other."""
         source = self.source(frozenset())
-        parts.callback(source.close)
+        parts.callback(_closing, self.prepared.source, source)
         executor = self.bind(source)
-        parts.callback(executor.close)
+        parts.callback(_closing, self.prepared.backend, executor)
         return executor
 
     def on_devices(self, backend: StagedBackend, policy: StartPolicy, parts: ExitStack) -> Executor:
@@ -210,7 +248,7 @@ class _Parts:
             ranking=prepared.ranking,
             budget=prepared.plan.budget,
         )
-        self.sources.append(_made("source", offer, lambda: offer.record.build(context)))
+        self.sources.append(_made("source", offer, lambda: offer.record.build(context), Source))
         return self.sources[-1]
 
     def bind(self, source: Source) -> Executor:
@@ -227,11 +265,21 @@ class _Parts:
                 prepared.limits,
                 self.progress,
             ),
+            Executor,
         )
 
 
-def _made(role: Role, offer: Offer[Any], make: Callable[[], _Made]) -> _Made:
-    """What a record makes. Raises PluginError where a plugin raises its own, or makes nothing."""
+def _closing(part: Selection, made: Closable) -> None:
+    """Close what was made of a record; an error that nobody foresaw names the plugin."""
+    with naming(f"{part.role} {part.name} did not close", (part,), EngineError):
+        made.close()
+
+
+def _made(role: Role, offer: Offer[Any], make: Callable[[], _Made], kind: type) -> _Made:
+    """What a record makes, of the protocol `kind`.
+
+    Raises PluginError where a plugin raises its own, or makes something else.
+    """
 
     def failed(reason: str) -> PluginError:
         return PluginError(
@@ -241,13 +289,16 @@ def _made(role: Role, offer: Offer[Any], make: Callable[[], _Made]) -> _Made:
         )
 
     try:
-        made = make()
+        with folder_kept():
+            made = make()
+        missing = [name for name in vars(kind) if name[0] != "_" and not hasattr(made, name)]
     except (StrataError, KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:
         if offer.distribution == CORE:
             raise
         raise failed(describe(error)) from error
-    if made is None:
-        raise failed("it gave nothing that could be used")
+    if missing:
+        lacks = f"a {type(made).__name__} without {', '.join(missing)}"
+        raise failed(f"it gave no {kind.__name__}: {'nothing' if made is None else lacks}")
     return made

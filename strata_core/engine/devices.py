@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from strata_core.config import Settings
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import AllocatorRecord, BackendRecord
 from strata_core.kernels.device.options import used_devices
 from strata_core.machine import Machine
-from strata_core.memory.rules import PinSettings
-from strata_core.plan.devices import Accelerator
+from strata_core.memory.limits import PinLimit, available_limit, known_limit
+from strata_core.memory.rules import ARENA, COMPLEMENT, PinSettings
+from strata_core.plan.devices import Accelerator, Bulk
+from strata_core.setting import Setting
 from strata_core.setting_device import MOST_HELPERS
 from strata_core.setting_table import SETTINGS
 
@@ -22,7 +26,7 @@ def accelerator(
     if backend.devices is None:
         return None
     options = settings.options()
-    PinSettings.of(options)  # a plan refuses what a start would
+    pins = PinSettings.of(options)  # a plan refuses what a start would
     used = used_devices(options, backend.devices(machine, options))
     helpers = tuple(options[f"expert_cache_device{i}"] for i in range(1, MOST_HELPERS + 1))
     return Accelerator(
@@ -32,11 +36,34 @@ def accelerator(
         cache=_count(settings.expert_cache),
         helpers=tuple(_count(helper) for helper in helpers),
         pins=allocator.pins(machine, options) if allocator.pins else None,
-        bulk_pins={
-            "arena": _bytes(settings.arena_pin_gib or None),
-            "sliced-pinned": _bytes(settings.complement_pin_gib),
+        bulk={
+            "arena": _bulk(pins, ARENA, machine),
+            "sliced-pinned": _bulk(pins, COMPLEMENT, machine),
+            "tiered-file": _bulk(pins, "", machine),
         },
         resident=_bytes(settings.resident_budget_gib),
+    )
+
+
+def is_simulated(backend: BackendRecord) -> bool:
+    """Whether a backend's devices are the CPU."""
+    return backend.name == _SIMULATED
+
+
+def _bulk(pins: PinSettings, purpose: str, machine: Machine) -> Bulk:
+    """How memory for a purpose may be page-locked, as the allocator will have it."""
+    rule = pins.rule(purpose)
+    limit = PinLimit()
+    if rule.limit != "none" and pins.known is not None:
+        limit = known_limit(pins.known, pins.margin, "STRATA_PIN_LIMIT_GIB is")
+    elif rule.limit == "machine":
+        limit = available_limit(machine.memory_available, 0, pins.margin)
+    return Bulk(
+        most=rule.most,
+        limit=None if limit.nbytes is None else max(0, limit.nbytes - limit.margin),
+        because=limit.because,
+        one=rule.one_first and not rule.refuse_one,
+        prefix=rule.prefix,
     )
 
 
@@ -50,7 +77,7 @@ def without_use(settings: Settings, backend: BackendRecord) -> tuple[Degradation
         if setting.group != "device" or setting.key not in settings.given():
             continue
         simulated = setting.key.startswith("sim_")
-        if (simulated and backend.name == _SIMULATED) or (not simulated and backend.devices):
+        if (simulated and is_simulated(backend)) or (not simulated and backend.devices):
             continue
         why = (
             f"it is about the simulated devices, and the backend is {backend.name}"
@@ -62,13 +89,43 @@ def without_use(settings: Settings, backend: BackendRecord) -> tuple[Degradation
     return tuple(found)
 
 
-def without_residents(settings: Settings, source: str) -> tuple[Degradation, ...]:
-    """As `without_use`, for the budget of resident experts where the source keeps none."""
-    key = "resident_budget_gib"
-    if source == "sliced-pinned" or key not in settings.given():
-        return ()
-    why = f"it is about the resident experts, and the source is {source}"
-    return (_without_effect(settings, key, why, "give --resident-experts as well"),)
+_HEEDED: Mapping[str, tuple[str, ...]] = {
+    "resident_budget_gib": ("sliced-pinned",),
+    "complement_pin_gib": ("sliced-pinned",),
+    "test_complement_refuse": ("sliced-pinned",),
+    "arena_pin_gib": ("arena",),
+    "partial_pin": ("arena", "sliced-pinned"),
+    "partial_pin_gib": ("arena", "sliced-pinned"),
+    "tier_verify": ("tiered-file",),
+}
+"""The sources that heed a setting about host memory, for settings that not all of them heed."""
+
+
+def without_source(
+    settings: Settings, source: str, backend: BackendRecord
+) -> tuple[Degradation, ...]:
+    """As `without_use`, for settings about the host memory of other sources than the chosen one."""
+    found = []
+    for setting in SETTINGS:
+        heeded = _HEEDED.get(setting.key)
+        if heeded is None or source in heeded or setting.key not in settings.given():
+            continue
+        if setting.group == "device" and not backend.devices:
+            continue  # `without_use` has told of it
+        if _is_off(setting, settings):
+            continue
+        names = " or ".join(heeded)
+        way = "give --resident-experts as well"
+        if heeded != ("sliced-pinned",):
+            way = f"choose {' or '.join(f'--source {name}' for name in heeded)}"
+        why = f"it is about the source {names}, and the source is {source}"
+        found.append(_without_effect(settings, setting.key, why, way))
+    return tuple(found)
+
+
+def _is_off(setting: Setting, settings: Settings) -> bool:
+    """Whether a switch is given as what it is anyway."""
+    return setting.kind == "switch" and settings.options()[setting.key] == setting.default
 
 
 def _without_effect(settings: Settings, key: str, why: str, way: str) -> Degradation:

@@ -37,12 +37,17 @@ from strata_core.tokenizer import Tokenizer
 Floats = NDArray[np.float32]
 
 
+def _nothing() -> None:
+    """No guard."""
+
+
 @define(eq=False)
 class Engine:
     """Owns the executor from `start` to the end of its thread.
 
     `max_running` requests share the rounds; others wait in order of arrival. `sampler` draws their
-    tokens, on the engine's thread; `exact_prompt` gives their prompts to window kernels. `send` may
+    tokens, on the engine's thread; `exact_prompt` gives their prompts to window kernels. `guard` is
+    called before each round, which does not take place where it raises. `send` may
     be called from any thread; the sink given with a command receives its events, on the engine's
     thread, and must not block. Every `Submit` is answered by a `Finished` or `Failed`, whatever
     happens: also one that is sent after the end, then on the sender's own thread.
@@ -56,6 +61,7 @@ class Engine:
     max_running: int = 1
     sampler: Sampler = sample
     exact_prompt: bool = False
+    guard: Callable[[], None] = _nothing
     _inbox: SimpleQueue[tuple[Command, Sink]] = field(factory=SimpleQueue)
     _waiting: deque[tuple[Submit, Sink]] = field(factory=deque)
     _running: dict[str, Request] = field(factory=dict)
@@ -244,6 +250,7 @@ class Engine:
         prompts = [r for r in self._running.values() if r.in_prompt]
         requests = prompts[:1] or list(self._running.values())
         try:
+            self.guard()
             if prompts:
                 self._prompt_round(prompts[0])
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import floor, prod
 
 from attrs import asdict, evolve, field, frozen
@@ -10,10 +10,11 @@ from attrs import asdict, evolve, field, frozen
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin_settings
-from strata_core.engine.devices import accelerator, without_residents, without_use
+from strata_core.engine.devices import accelerator, without_source, without_use
+from strata_core.engine.rates import pace
 from strata_core.engine.tier import Known, known_profile, low_ram
 from strata_core.errors import Degradation, UsageError
-from strata_core.interfaces import Capabilities, Expert, Limits, Probe, Role
+from strata_core.interfaces import BackendRecord, Capabilities, Expert, Limits, Probe, Role
 from strata_core.kernels.kv import kv_bytes
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
@@ -23,6 +24,7 @@ from strata_core.plan.devices import Accelerator
 from strata_core.plan.explain import plan_degradations
 from strata_core.plan.plan import Plan, PlanRequest, Sizes, gib, make_plan
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
+from strata_core.plugins.naming import naming
 from strata_core.selection import (
     Selection,
     SourceChoice,
@@ -41,7 +43,7 @@ DEVICE_CHUNKS = (2048, 1024, 512, 256, 128, 64, 32, 16)
 CHUNK_SHARE = 16
 """They take at most such a part of the device's memory, unless it was asked for."""
 
-_BUILT_IN_FORMS = ("gguf", "hub", "pack")
+BUILT_IN_FORMS = ("gguf", "hub", "pack")
 
 WINDOW_LOGITS = 64
 """Most logits rows of one window."""
@@ -85,14 +87,16 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     backend, allocator = _backend_and_allocator(found, probes, settings)
     record = found.backend(backend.name).record
     unused = without_use(settings, record)
-    devices = accelerator(settings, machine, record, found.allocator(allocator.name).record)
+    with naming("planning failed", (backend, allocator)):
+        devices = accelerator(settings, machine, record, found.allocator(allocator.name).record)
     capabilities = record.capabilities
     kv_type = choose_kv(settings.kv, capabilities, backend.name)
     check_weight_types(checkpoint, capabilities, backend.name)
     program = build_program(checkpoint.hyper)
     chunk = settings.prefill if isinstance(settings.prefill, int) else WINDOW_TOKENS
     chunk = min(chunk, settings.max_context or checkpoint.hyper.context)
-    sizes = _sizes(checkpoint, program, capabilities, kv_type, chunk)
+    with naming("planning failed", (backend,)):
+        sizes = _sizes(checkpoint, program, capabilities, kv_type, chunk)
     if devices is not None:
         sizes = _on_devices(checkpoint, program, sizes, kv_type, settings, devices)
         chunk = sizes.chunk
@@ -107,6 +111,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         _plan_request(checkpoint, settings, memory, sizes, given),
         accelerator=devices,
         low_ram=low_ram(checkpoint, settings, machine, sizes, devices, known, asked),
+        pace=pace(checkpoint, program, settings, machine, known, record),
     )
     plan = make_plan(request)
     source = _source(choice, plan, checkpoint.form)
@@ -126,14 +131,25 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         degradations=(
             *variable_degradations(table=settings.table),
             *unused,
-            *unused_plugin_settings(settings, selections),
-            *without_residents(settings, source.name),
-            *(item.degradation for item in selections if item.degradation),
+            *unheeded(settings, selections, record),
             *memory.degradations,
             *plan_degradations(request, plan),
             *unchecked_reads(settings, checkpoint.experts, source.name),
         ),
     )
+
+
+def unheeded(
+    settings: Settings, selections: Collection[Selection], backend: BackendRecord
+) -> Iterator[Degradation]:
+    """What the selections make worse, and settings that nothing of what was chosen heeds.
+
+    Raises UsageError where a flag or an argument gave such a setting.
+    """
+    yield from unused_plugin_settings(settings, selections)
+    source = next(item.name for item in selections if item.role == "source")
+    yield from without_source(settings, source, backend)
+    yield from (item.degradation for item in selections if item.degradation)
 
 
 def _backend_and_allocator(
@@ -152,7 +168,7 @@ def _backend_and_allocator(
 
 def _source(choice: SourceChoice, plan: Plan, form: str) -> Selection:
     """The source in the end: the planner's where the form is one that built-in sources read."""
-    planned = plan.source if form in _BUILT_IN_FORMS else None
+    planned = plan.source if form in BUILT_IN_FORMS else None
     return chosen(choice.final(planned, plan.source_because))
 
 

@@ -53,7 +53,11 @@ def machine_limit(system: SystemMemory, devices: Sequence[str], used: int, margi
             f"{smallest.adapter} has room for {gib(smallest.room)} of shared memory, of which "
             f"{gib(margin)} stay free",
         )
-    available = system.available()
+    return available_limit(system.available(), used, margin)
+
+
+def available_limit(available: int, used: int, margin: int) -> PinLimit:
+    """The limit of a machine that has no budget for it: what is available."""
     return PinLimit(
         used + available,
         margin,

@@ -97,6 +97,12 @@ class PinnedAllocator:
             loan.close()
             raise
 
+    def regions(self) -> tuple[Region, ...]:
+        """What is held now, each region once all of its spans are settled."""
+        with self._lock:
+            held = list(self._held.values())
+        return tuple(preparation.region() for preparation in held)
+
     def release(self, region: Region) -> None:
         """Unregister and unmap a region. Raises DeviceError where the driver keeps a part of it."""
         with self._lock:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
 
+from strata_core.checkpoint.packed import PackedExperts
 from strata_core.config import Settings
 from strata_core.errors import Degradation
 from strata_core.interfaces import Expert, ExpertFiles
@@ -64,6 +65,20 @@ def in_sample(expert: Expert) -> bool:
         return True
     place = expert.layer.to_bytes(4, "little") + expert.index.to_bytes(4, "little")
     return zlib.crc32(place) % SAMPLE == 0
+
+
+def reads_report(experts: ExpertFiles, mode: Mode) -> dict[str, Any]:
+    """What was compared so far of a model's experts, as a member of a document.
+
+    `mode` is what --verify-reads says. Blobs that were compared, and of them those that had another
+    hash; both are None for a model without hashes.
+    """
+    compared = experts.compared if isinstance(experts, PackedExperts) else None
+    return {
+        "verify": mode,
+        "compared": compared.blobs if compared else None,
+        "damaged": compared.damaged if compared else None,
+    }
 
 
 def unchecked_reads(

@@ -12,7 +12,23 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
-from strata_core.plan.sizes import BASE_BYTES, Item, Sizes, Tier, gib
+from strata_core.plan.sizes import (
+    BASE_BYTES,
+    BROUGHT,
+    CHUNK,
+    DENSE,
+    EMBEDDING,
+    EXPERTS,
+    KV,
+    PROGRAM,
+    SLOTS,
+    SMALL,
+    WORK,
+    Item,
+    Sizes,
+    Tier,
+    gib,
+)
 from strata_core.runtime import Device
 
 if TYPE_CHECKING:
@@ -25,6 +41,36 @@ RESERVE_SHARE = 20
 
 
 @frozen(kw_only=True)
+class Bulk:
+    """How a source's memory for experts may be page-locked.
+
+    `most` are the bytes that the settings allow, `limit` what may be page-locked of everything
+    together, the margin already left out (None: any amount); `because` says what the limit is.
+    `one`: it is asked for as one allocation first; `prefix`: one piece from its beginning.
+    """
+
+    most: int | None = None
+    limit: int | None = None
+    because: str = ""
+    one: bool = False
+    prefix: bool = False
+
+
+@frozen
+class Pinning:
+    """The way in which the experts' memory is expected to be had, and how much is page-locked."""
+
+    path: str
+    nbytes: int
+    of: int
+    because: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.path}, {gib(self.nbytes)} of {gib(self.of)} page-locked"
+        return f"{text} ({self.because})" if self.because else text
+
+
+@frozen(kw_only=True)
 class Accelerator:
     """The devices to plan for, and what was asked of them. Sizes are bytes.
 
@@ -32,8 +78,8 @@ class Accelerator:
     first; `reserve` what caches of the size auto leave free on each, None for the default.
     `cache` is the number of experts that the first holds, `helpers` those of the others (missing:
     none); None stands for auto. `pins` is what the driver is expected to page-lock (None: any
-    amount), `bulk_pins` the most that the settings let it page-lock of the experts' memory (None:
-    any amount), by source; `resident` the most RAM for experts that no device holds (None: any).
+    amount), `bulk` how the experts' memory may be, by source (missing: in any way); `resident` the
+    most RAM for experts that no device holds (None: any).
     """
 
     devices: tuple[Device, ...]
@@ -42,7 +88,7 @@ class Accelerator:
     cache: int | None = None
     helpers: tuple[int | None, ...] = ()
     pins: int | None = None
-    bulk_pins: Mapping[str, int | None] = field(factory=dict)
+    bulk: Mapping[str, Bulk] = field(factory=dict)
     resident: int | None = None
 
     def have(self, number: int) -> int:
@@ -82,6 +128,7 @@ class Layout:
     pinned: Tier
     ram: tuple[Item, ...]
     caches: tuple[Cache, ...]
+    pinning: Pinning | None = None
 
 
 def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
@@ -94,20 +141,22 @@ def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
         Cache(name, count, sizes.blobs(count)) for name, count in zip(names, counts, strict=True)
     )
     host = _host_experts(accelerator, sizes, source, sum(counts))
+    pinning = _pinning(accelerator, sizes, source, host)
     return Layout(
         vram=tuple(
             _vram(request, number, cache, context)
             for number, cache in enumerate(caches)
             if number == 0 or cache.experts
         ),
-        pinned=_pinned(accelerator, sizes, source, host),
+        pinned=_pinned(accelerator, sizes, pinning),
         ram=(
-            *((Item("experts", host),) if host else ()),
-            *((Item("token embedding", sizes.embedding),) if pinned else ()),
-            Item("small page-locked buffers", sizes.small),
-            Item("program", BASE_BYTES),
+            *((Item("experts", host, EXPERTS),) if host else ()),
+            *((Item("token embedding", sizes.embedding, EMBEDDING),) if pinned else ()),
+            Item("small page-locked buffers", sizes.small, SMALL),
+            Item("program", BASE_BYTES, PROGRAM),
         ),
         caches=caches,
+        pinning=pinning,
     )
 
 
@@ -211,21 +260,17 @@ def _counts(request: PlanRequest, context: int) -> list[int]:
 
 def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier:
     accelerator, sizes = _accelerator(request), request.sizes
-    experts = (Item(f"{cache.experts} of {sizes.count} experts", cache.nbytes),)
+    experts = (Item(f"{cache.experts} of {sizes.count} experts", cache.nbytes, SLOTS),)
     if number:
-        items = (*experts, Item("working memory", sizes.helper_workspace))
+        items = (*experts, Item("working memory", sizes.helper_workspace, WORK))
     else:
         apart = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
         own = sizes.own_buffers(cache.experts)
         items = (
-            Item("dense weights", sizes.dense - apart),
-            Item(f"keys and values of {context} tokens", sizes.kv_position * context),
-            Item("working memory", sizes.workspace),
-            *(
-                (Item(f"a prompt's chunk of {sizes.chunk} tokens", sizes.prompt),)
-                * bool(sizes.chunk)
-            ),
-            *((Item("experts of prompts on their way", own),) if own else ()),
+            Item("dense weights", sizes.dense - apart, DENSE),
+            Item(f"keys and values of {context} tokens", sizes.kv_position * context, KV),
+            Item("working memory", sizes.workspace, WORK),
+            *_of_prompts(sizes, own),
             *(experts if cache.experts else ()),
         )
     have, device = accelerator.have(number), accelerator.devices[number]
@@ -238,6 +283,14 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
     return Tier(f"vram{number}", items, have, device.label, origin)
 
 
+def _of_prompts(sizes: Sizes, own: int) -> Iterator[Item]:
+    """What prompts take of the first device; `own` bytes of buffers for experts."""
+    if sizes.chunk:
+        yield Item(f"a prompt's chunk of {sizes.chunk} tokens", sizes.prompt, CHUNK)
+    if own:
+        yield Item("experts of prompts on their way", own, BROUGHT)
+
+
 def _host_experts(accelerator: Accelerator, sizes: Sizes, source: str, cached: int) -> int:
     """Bytes of experts that the source keeps in RAM."""
     if source == "arena":
@@ -248,18 +301,51 @@ def _host_experts(accelerator: Accelerator, sizes: Sizes, source: str, cached: i
     return outside if accelerator.resident is None else min(outside, accelerator.resident)
 
 
-def _pinned(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> Tier:
-    """What is expected to be page-locked, and how the experts' memory is expected to be had."""
+def _pinning(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> Pinning | None:
+    """How the experts' memory is expected to be had; None where there is none."""
+    if not host:
+        return None
     embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
-    items = [Item("small buffers", sizes.small)]
-    if embedding:
-        items.append(Item("token embedding", embedding))
-    if host and source in ("arena", "sliced-pinned"):
-        left = host if accelerator.pins is None else accelerator.pins - sizes.small - embedding
-        allowed = accelerator.bulk_pins.get(source)
-        bulk = max(0, min(host, left if allowed is None else min(left, allowed)))
-        path = "in slices (path 2)" if bulk else "locked at most (path 3)"
-        items.append(Item(f"{floor(100 * bulk / host)} % of the experts in RAM, {path}", bulk))
+    rule = accelerator.bulk.get(source, Bulk())
+    before = sizes.small + embedding
+    known = accelerator.pins
+    bounds = [
+        (host, ""),
+        (rule.most, "what the settings allow"),
+        (None if rule.limit is None else rule.limit - before, rule.because),
+        (None if known is None else known - before, "what the driver is known to lock"),
+    ]
+    most, because = min(
+        ((size, text) for size, text in bounds if size is not None), key=lambda item: item[0]
+    )
+    bulk = max(0, most)
+    path = "path 2, in slices"
+    if not bulk:
+        path = "path 3, locked at most"
+    elif rule.prefix:
+        path = "pinned prefix"
+    elif rule.one and bulk == host:
+        path = "path 1, one allocation"
+    return Pinning(path, bulk, host, because)
+
+
+def with_bulk(request: PlanRequest, layout: Layout, source: str, nbytes: int) -> Layout:
+    """The same for a source that keeps so many bytes of host memory for experts."""
+    accelerator = _accelerator(request)
+    pinning = _pinning(accelerator, request.sizes, source, nbytes)
+    pinned = _pinned(accelerator, request.sizes, pinning)
+    return evolve(layout, pinning=pinning, pinned=pinned)
+
+
+def _pinned(accelerator: Accelerator, sizes: Sizes, pinning: Pinning | None) -> Tier:
+    """What is expected to be page-locked."""
+    items = [Item("small buffers", sizes.small, SMALL)]
+    if _embedding_pinned(accelerator, sizes):
+        items.append(Item("token embedding", sizes.embedding, EMBEDDING))
+    if pinning is not None:
+        share = floor(100 * pinning.nbytes / pinning.of)
+        what = f"{share} % of the experts in RAM ({pinning.path})"
+        items.append(Item(what, pinning.nbytes, EXPERTS))
     need = sum(item.nbytes for item in items)
     have = need if accelerator.pins is None else accelerator.pins
     origin = "no limit is known" if accelerator.pins is None else "what the driver is known to lock"

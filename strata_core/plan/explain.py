@@ -28,6 +28,10 @@ def explain(plan: Plan) -> str:
     lines.append(f"source: {plan.source} ({plan.source_because})")
     if plan.reads is not None:
         lines.append(f"reads: {plan.reads}")
+    if plan.pinning is not None:
+        lines.append(f"page-locking: {plan.pinning}")
+    if plan.speed is not None:
+        lines.append(f"decode: {plan.speed}")
     lines.append(f"context: {plan.context} tokens ({plan.context_because})")
     if plan.options:
         lines.append("would fit:")
@@ -74,7 +78,19 @@ def plan_degradations(request: PlanRequest, plan: Plan) -> tuple[Degradation, ..
                 remedy=remedy + named,
             )
         )
-    return (*found, *_idle_helpers(request, plan))
+    return (*found, *_too_many(request), *_idle_helpers(request, plan))
+
+
+def _too_many(request: PlanRequest) -> Iterator[Degradation]:
+    """A cache for more experts than there are."""
+    asked = request.accelerator.cache if request.accelerator else None
+    if asked is not None and asked > request.sizes.count:
+        yield Degradation(
+            what=f"--expert-cache {asked} holds {request.sizes.count} experts",
+            why="the model has no more",
+            cost="none: every expert is in the cache",
+            remedy=f"give at most {request.sizes.count}, or leave it out",
+        )
 
 
 def _idle_helpers(request: PlanRequest, plan: Plan) -> Iterator[Degradation]:

@@ -14,13 +14,29 @@ from typing import Any
 from attrs import asdict, evolve, field, frozen
 
 from strata_core.plan import devices, tier
-from strata_core.plan.devices import Accelerator, Cache, Layout
-from strata_core.plan.sizes import BASE_BYTES, Item, Option, Sizes, Tier, gib
+from strata_core.plan.devices import Accelerator, Cache, Layout, Pinning
+from strata_core.plan.sizes import (
+    BASE_BYTES,
+    DENSE,
+    EXPERTS,
+    KV,
+    PROGRAM,
+    WORK,
+    Item,
+    Option,
+    Sizes,
+    Tier,
+    gib,
+)
+from strata_core.plan.speed import Pace, Placed, Speed, predict
 from strata_core.plan.tier import LowRam, Reads
 
 __all__ = [
     "BASE_BYTES", "Item", "Option", "Plan", "PlanRequest", "Sizes", "Tier", "gib", "make_plan",
 ]  # fmt: skip
+
+BUILT_IN = ("arena", "sliced-pinned", tier.SOURCE, "mmap")
+"""Sources of which it is known where they keep experts."""
 
 SMALLEST_CONTEXT = 512
 """A context is not cut below this many tokens unless the model was trained on fewer."""
@@ -34,7 +50,7 @@ class PlanRequest:
     `reserve` is what the planner's own choices leave free of it. `source` and `context` are None
     where the choice is the planner's; `source_because` says who gave the source. `trained` is the
     trained context length; `accelerator` the devices, None where the backend has none;
-    `low_ram` what the tiered file would do.
+    `low_ram` what the tiered file would do; `pace` what a prediction goes by, None for none.
     """
 
     sizes: Sizes
@@ -47,6 +63,7 @@ class PlanRequest:
     context: int | None = None
     accelerator: Accelerator | None = None
     low_ram: LowRam = field(factory=LowRam)
+    pace: Pace | None = None
 
     @property
     def room(self) -> int:
@@ -62,7 +79,8 @@ class Plan:
     all the same, and `reserve_because` for what reason. `options` are smaller ways that would fit;
     they are there only where the plan does not. `caches` are the experts that devices hold.
     `budget` is what the source may keep experts in, and `reads` what it reads then; None where it
-    keeps all, or none.
+    keeps all, or none. `speed` is what decoding is expected to reach, `pinning`
+    how the experts' memory is expected to be page-locked.
     """
 
     source: str
@@ -78,11 +96,18 @@ class Plan:
     caches: tuple[Cache, ...] = ()
     budget: int | None = None
     reads: Reads | None = None
+    speed: Speed | None = None
+    pinning: Pinning | None = None
 
     @property
     def fits(self) -> bool:
         """Whether every tier has what it needs."""
         return all(tier.short_by == 0 for tier in self.tiers)
+
+    def tier(self, name: str) -> Tier:
+        """The tier of that name; KeyError where there is none."""
+        found = {tier.name: tier for tier in self.tiers}
+        return found[name]
 
     def as_json(self) -> dict[str, Any]:
         """The plan as a member of a `--json` document; sizes in bytes."""
@@ -108,6 +133,8 @@ class Plan:
             ],
             "caches": [asdict(cache) for cache in self.caches],
             "reads": asdict(self.reads) if self.reads else None,
+            "speed": self.speed.as_json() if self.speed else None,
+            "pinning": asdict(self.pinning) if self.pinning else None,
             "options": [asdict(option) for option in self.options],
         }
 
@@ -116,7 +143,7 @@ def make_plan(request: PlanRequest) -> Plan:
     """Decide source and context and lay out the tiers; never raises for lack of memory."""
     plan = _decide(request)
     if plan.fits:
-        return plan
+        return plan if request.pace is None else evolve(plan, speed=_speed(request, plan))
     options = _device_options if request.accelerator else _options
     return evolve(plan, options=options(request, plan.source, plan.context))
 
@@ -131,9 +158,12 @@ def _decide(request: PlanRequest) -> Plan:
     budget, reads = None, None
     if source == tier.SOURCE:
         budget = tier.granted(request.low_ram, request.room - need)
-        items = (Item("experts", budget), *items)
+        items = (Item("experts", budget, EXPERTS), *items)
         cached = sum(cache.experts for cache in layout.caches) if layout else 0
         reads = tier.reads(request.low_ram, request.sizes, budget, cached)
+        if layout is not None:
+            held = budget + tier.ring(request.low_ram).nbytes
+            layout = devices.with_bulk(request, layout, source, held)
     return Plan(
         source=source,
         source_because=source_because,
@@ -145,6 +175,7 @@ def _decide(request: PlanRequest) -> Plan:
             _file(request, items, layout),
         ),
         caches=layout.caches if layout else (),
+        pinning=layout.pinning if layout else None,
         budget=budget,
         reads=reads,
         ram_origin=request.ram_origin,
@@ -231,23 +262,45 @@ def _ram(request: PlanRequest, source: str, context: int) -> tuple[Item, ...]:
         return (*devices.lay_out(request, source, context).ram, *buffers)
     sizes = request.sizes
     items = [
-        Item("dense weights", sizes.dense),
-        Item(f"keys and values of {context} tokens", sizes.kv_position * context),
-        Item("working memory", sizes.workspace),
-        Item("program", BASE_BYTES),
+        Item("dense weights", sizes.dense, DENSE),
+        Item(f"keys and values of {context} tokens", sizes.kv_position * context, KV),
+        Item("working memory", sizes.workspace, WORK),
+        Item("program", BASE_BYTES, PROGRAM),
         *buffers,
     ]
     if keeps_experts_in_ram(source):
-        items.insert(1, Item("experts", sizes.experts))
+        items.insert(1, Item("experts", sizes.experts, EXPERTS))
     return tuple(items)
 
 
 def _file(request: PlanRequest, ram: tuple[Item, ...], layout: Layout | None) -> Tier:
     """Experts that stay in the model's files, which always have what they need."""
-    held = sum(item.nbytes for item in ram if item.what == "experts")
+    held = sum(item.nbytes for item in ram if item.name == EXPERTS)
     held += sum(cache.nbytes for cache in layout.caches) if layout else 0
     nbytes = max(0, request.sizes.experts - held)
-    return Tier("file", (Item("experts", nbytes),) if nbytes else (), nbytes)
+    return Tier("file", (Item("experts", nbytes, EXPERTS),) if nbytes else (), nbytes)
+
+
+def _speed(request: PlanRequest, plan: Plan) -> Speed | None:
+    """What decoding is expected to reach; None for a source that nothing is known of."""
+    sizes = request.sizes
+    if request.pace is None or plan.source not in BUILT_IN:
+        return None
+    counts = [cache.experts for cache in plan.caches] or [0]
+    blob = sizes.experts / max(1, sizes.count)
+    held = sum(item.nbytes for item in plan.tier("ram").items if item.name == EXPERTS)
+    in_ram = plan.reads.experts_kept if plan.reads else round(held / blob) if blob else 0
+    pinning = plan.pinning
+    placed = Placed(
+        cached=counts[0],
+        helped=sum(counts[1:]),
+        in_ram=in_ram,
+        blob=blob,
+        pinned=pinning.nbytes / pinning.of if pinning else 0.0,
+        mapped=plan.budget is None,
+        dense_in="vram" if request.accelerator else "host",
+    )
+    return predict(request.pace, placed)
 
 
 def _options(request: PlanRequest, source: str, context: int) -> tuple[Option, ...]:

@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from attrs import frozen
 
+DENSE = "dense weights"
+KV = "keys and values"
+WORK = "working memory"
+SLOTS = "expert slots"
+CHUNK = "prompt chunk"
+BROUGHT = "experts of prompts"
+EXPERTS = "experts"
+RING = "experts on their way"
+EMBEDDING = "token embedding"
+SMALL = "small buffers"
+PROGRAM = "program"
+"""Names of items: the same in every plan, in every tier, and beside what was taken."""
+
 BASE_BYTES = 256 << 20
 """What the interpreter and its libraries take besides everything that is counted."""
 
@@ -49,10 +62,11 @@ class Sizes:
 
 @frozen
 class Item:
-    """One line of a tier: what takes how many bytes."""
+    """One line of a tier: what takes how many bytes; `name` is one of those above."""
 
     what: str
     nbytes: int
+    name: str = ""
 
 
 @frozen

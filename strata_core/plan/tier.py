@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from strata_core.errors import Degradation
-from strata_core.plan.sizes import Item, Sizes, gib
+from strata_core.plan.sizes import RING, Item, Sizes, gib
 
 if TYPE_CHECKING:
     from strata_core.plan.plan import Plan, PlanRequest
@@ -72,7 +72,7 @@ def rule(experts: int, installed: int) -> str:
 
 def ring(low_ram: LowRam) -> Item:
     """The memory that experts are read into."""
-    return Item("experts on their way from the file", low_ram.ring)
+    return Item("experts on their way from the file", low_ram.ring, RING)
 
 
 def granted(low_ram: LowRam, room: int) -> int:

@@ -10,10 +10,12 @@ from strata_core.interfaces import AllocatorRecord, BackendRecord, Record, Role,
 
 R_co = TypeVar("R_co", bound=Record, covariant=True)
 
-Stage = Literal["metadata", "import", "hooks", "call", "records", "api", "duplicate", "settings"]
+Stage = Literal[
+    "metadata", "import", "hooks", "call", "records", "api", "changes", "duplicate", "settings"
+]
 """Where a plugin failed: reading its entry points, importing its module, checking its hooks against
-the specification, calling one, checking the records, their interface version, their names; or
-reading the settings that it declares."""
+the specification, calling one, checking the records, their interface version, what it replaced of
+the program, their names; or reading the settings that it declares."""
 
 
 @frozen

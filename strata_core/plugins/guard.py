@@ -1,9 +1,10 @@
-"""Two things that every call into a plugin needs: a clean stdout, and its exception in one line."""
+"""What a call into a plugin needs: a clean stdout, the folder kept, its exception in one line."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import TextIO
 
 from strata_core.installed import describe
 
-__all__ = ["describe", "stdout_to_stderr"]
+__all__ = ["describe", "folder_kept", "stdout_to_stderr"]
 
 
 # `sys.stdout` is one for the whole process, so whether it is diverted is too: redirections of
@@ -41,3 +42,21 @@ def stdout_to_stderr() -> Iterator[None]:
             _DIVERTED.pop()
             if not _DIVERTED:
                 sys.stdout = before
+
+
+@contextlib.contextmanager
+def folder_kept() -> Iterator[None]:
+    """Go back to the current folder afterwards: paths that the user gave are relative to it.
+
+    Where there is no current folder, or it is gone by then, nothing is done.
+    """
+    try:
+        before = os.getcwd()  # noqa: PTH109 - Path.cwd() would be made a path, and back again
+    except OSError:
+        before = ""
+    try:
+        yield
+    finally:
+        if before:
+            with contextlib.suppress(OSError):
+                os.chdir(before)

@@ -6,6 +6,7 @@ another, whatever the order, and every failure has exactly one name on it.
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
@@ -13,16 +14,20 @@ from types import ModuleType
 from typing import Any
 
 import pluggy
-from attrs import frozen
+from attrs import field, frozen
 
 from strata_core import __version__, hookspecs
 from strata_core.installed import entry_points_of, normal, origin_of
 from strata_core.interfaces import AllocatorRecord, BackendRecord, Record, Role, SourceRecord
 from strata_core.plugins.catalogue import Blocked, Broken, Catalogue, Offer, Stage
-from strata_core.plugins.guard import describe, stdout_to_stderr
+from strata_core.plugins.guard import describe, folder_kept, stdout_to_stderr
 from strata_core.plugins.records import HOOKS, Unsound, api_problem, check_result
+from strata_core.plugins.untouched import Program
 
 GROUP = hookspecs.PROJECT
+
+LOAD_SECONDS = 10.0
+"""How long one plugin may take to load: its module's import and the calls of its hooks."""
 
 
 @frozen
@@ -64,7 +69,9 @@ class _Quarantined(Exception):
 
 
 def load_plugins(
-    entry_points: Iterable[metadata.EntryPoint] | None = None, blocked: Sequence[str] = ()
+    entry_points: Iterable[metadata.EntryPoint] | None = None,
+    blocked: Sequence[str] = (),
+    seconds: float = LOAD_SECONDS,
 ) -> Catalogue:
     """Ask the built-ins and every plugin what they offer; no plugin can make this fail.
 
@@ -72,11 +79,13 @@ def load_plugins(
     `blocked` names entry points or distributions that are not even imported. What a plugin writes
     to `sys.stdout` while it loads goes to stderr, because stdout belongs to the command's own
     output. Ctrl-C while a plugin loads passes through; everything else that a plugin raises, even
-    SystemExit, puts it into `Catalogue.broken`. A name that two plugins offer for one role belongs
-    to neither. The result does not depend on the order of `entry_points`.
+    SystemExit, puts it into `Catalogue.broken`, and so does loading for more than `seconds` and
+    replacing functions or classes of the program, which are put back. A name that two plugins offer
+    for one role belongs to neither. The result does not depend on the order of `entry_points`.
 
-    Plugins are imported in the calling thread; other threads' output to `sys.stdout` goes to
-    stderr meanwhile as well.
+    Plugins are loaded one after the other, each in a thread of its own, because a thread can be
+    left behind where it never comes back. Other threads' output to `sys.stdout` goes to stderr
+    meanwhile as well; the current folder is the same afterwards.
     """
     from strata_core import builtin
 
@@ -90,7 +99,7 @@ def load_plugins(
     found: list[_Found] = []
     for candidate in [core, *kept]:
         try:
-            found += _load(candidate)
+            found += _load_within(candidate, seconds)
         except _Quarantined as failure:
             broken.append(_broken(candidate, failure))
     sound, duplicates = _unique(found)
@@ -137,13 +146,56 @@ def _is_blocked(item: Broken, blocked: Sequence[str]) -> bool:
     )
 
 
+@frozen(eq=False)
+class _Loading:
+    """One entry point being loaded in a thread of its own."""
+
+    candidate: _Candidate
+    results: list[list[_Found] | BaseException] = field(factory=list)
+
+    def run(self) -> None:
+        """Load it and keep how that ended."""
+        try:
+            self.results.append(_load(self.candidate))
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            self.results.append(error)
+
+    def wait(self, seconds: float) -> list[_Found]:
+        """What was found. Raises what loading raised, and _Quarantined where it takes longer."""
+        thread = threading.Thread(target=self.run, name=f"load {self.candidate}", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not self.results:
+            raise _Quarantined("import", f"it did not load within {seconds:g} s")
+        (result,) = self.results
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+def _load_within(candidate: _Candidate, seconds: float) -> list[_Found]:
+    """The records of one entry point. Raises _Quarantined; the program is as it was before."""
+    if candidate.entry_point is None:
+        return _load(candidate)
+    program = Program()
+    try:
+        with stdout_to_stderr(), folder_kept():
+            found = _Loading(candidate).wait(seconds)
+    finally:
+        replaced = program.put_back()
+    if replaced:
+        more = f" and {len(replaced) - 3} more" if len(replaced) > 3 else ""
+        text = f"it replaced {', '.join(replaced[:3])}{more} of the program"
+        raise _Quarantined("changes", text, found)
+    return found
+
+
 def _load(candidate: _Candidate) -> list[_Found]:
     """The records of one entry point. Raises _Quarantined."""
-    with stdout_to_stderr():
-        manager = _register(candidate, _import(candidate))
-        found: list[_Found] = []
-        for hook, (role, _) in HOOKS.items():
-            found += [_Found(role, record, candidate) for record in _call(manager, hook)]
+    manager = _register(candidate, _import(candidate))
+    found: list[_Found] = []
+    for hook, (role, _) in HOOKS.items():
+        found += [_Found(role, record, candidate) for record in _call(manager, hook)]
     for item in found:
         problem = api_problem(item.record)
         if problem:
@@ -206,7 +258,9 @@ def _call(manager: pluggy.PluginManager, hook: str) -> Iterator[Record]:
             yield from check_result(hook, result)
         except Unsound as error:
             raise _Quarantined("records", str(error)) from error
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise _Quarantined("records", describe(error)) from error
 
 

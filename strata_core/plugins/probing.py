@@ -10,7 +10,7 @@ from typing import get_args
 from strata_core.interfaces import Probe, Record, Role, Unusable, Usable
 from strata_core.machine import Machine
 from strata_core.plugins.catalogue import Catalogue, Offer
-from strata_core.plugins.guard import describe, stdout_to_stderr
+from strata_core.plugins.guard import describe, folder_kept, stdout_to_stderr
 
 PROBE_SECONDS = 5.0
 """How long all probes together may take; they run at the same time."""
@@ -27,11 +27,12 @@ def probe_catalogue(
     Each probe runs in a thread of its own. One that raises, returns something else than `Usable`
     or `Unusable`, or has not answered after `seconds` counts as `Unusable`, with a reason that
     says so. A late probe's thread cannot be ended: it is a daemon, its answer is dropped. What
-    probes write to `sys.stdout` meanwhile goes to stderr. Ctrl-C passes through.
+    probes write to `sys.stdout` meanwhile goes to stderr, and the current folder is the same
+    afterwards. Ctrl-C passes through.
     """
     roles: tuple[Role, ...] = get_args(Role)
     deadline = time.monotonic() + seconds
-    with stdout_to_stderr():
+    with stdout_to_stderr(), folder_kept():
         asked = [
             (role, offer, _Asking(offer, machine))
             for role in roles

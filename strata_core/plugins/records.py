@@ -10,6 +10,7 @@ from strata_core.interfaces import (
     API,
     AllocatorRecord,
     BackendRecord,
+    Capabilities,
     Record,
     Role,
     SourceRecord,
@@ -43,7 +44,7 @@ def check_result(hook: str, result: object) -> list[Record]:
         raise Unsound(f"{hook} returned {_a(result)}, not a list of {kind.__name__}")
     for index, item in enumerate(result):
         place = f"item {index} of {hook}"
-        if not isinstance(item, kind):
+        if type(item) is not kind:
             raise Unsound(f"{place} is {_a(item)}, not a {kind.__name__}")
         problem = _problem(item)
         if problem:
@@ -107,6 +108,16 @@ def _is_version(value: object) -> bool:
     )
 
 
+def _is_able(value: object) -> bool:
+    return (
+        type(value) is Capabilities
+        and isinstance(value.kv_types, tuple)
+        and value.kv_types != ()
+        and all(isinstance(kind, str) for kind in value.kv_types)
+        and (value.types is None or isinstance(value.types, frozenset))
+    )
+
+
 Check = tuple[str, Callable[[object], bool]]
 
 _CHECKS: Mapping[str, Check] = {
@@ -125,6 +136,7 @@ _ALLOCATOR: Mapping[str, Check] = {
 _BACKEND: Mapping[str, Check] = {
     "automatic": ("True or False", lambda value: isinstance(value, bool)),
     "devices": ("callable or None", lambda value: value is None or callable(value)),
+    "capabilities": ("Capabilities with at least one KV type", _is_able),
 }
 _SOURCE: Mapping[str, Check] = {
     "claims": ("callable or None", lambda value: value is None or callable(value)),

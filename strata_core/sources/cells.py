@@ -6,11 +6,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from attrs import define, field
+from attrs import define, field, frozen
 
-from strata_core.interfaces import Allocator, Expert, Region
+from strata_core.abilities import Move
+from strata_core.interfaces import Allocator, Expert, Region, View
 from strata_core.memory.address import bytes_at
 from strata_core.memory.platform.direct import BLOCK
+from strata_core.memory.spans import reach
 from strata_core.sources.reading import Placing, Reading
 
 
@@ -215,3 +217,28 @@ class Tier:
         cell.expert = cell.placing = None
         cell.retired = False
         self._free.append(cell)
+
+
+@frozen(eq=False)
+class CellMove(Move):
+    """A move that knows its cell; one into a device's memory has none."""
+
+    cell: Cell | None
+
+
+def cell_of(move: Move) -> Cell:
+    """The cell that a demoted expert is copied to."""
+    assert isinstance(move, CellMove), "a source is given its own moves"
+    assert move.cell is not None, "a demoted expert has one"
+    return move.cell
+
+
+def view_of(cell: Cell, region: Region | None) -> View:
+    """What a cell of a region shows."""
+    parts = cell.parts()
+    dma, alias = False, None
+    if region is not None:
+        dma, alias = reach(region, cell.address, cell.nbytes)
+    if alias is not None:
+        alias += parts[0] - cell.address
+    return View(parts, in_ram=True, dma=dma, alias=alias)

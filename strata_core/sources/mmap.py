@@ -8,14 +8,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_core.interfaces import Expert, ExpertFiles, Source, SourceContext, View
+from strata_core.machine import Machine
 from strata_core.memory.address import address_of
+from strata_core.memory.platform.pages import PageHints, page_hints
 
 
 class MappedFile:
-    """Views into the model's mapped files. Pages come and go as the system's file cache decides."""
+    """Views into the model's mapped files. Pages come and go as the system's file cache decides.
 
-    def __init__(self, experts: ExpertFiles) -> None:
+    With `page_hints` the system is told which pages come next, and reads no others beside them.
+    """
+
+    def __init__(self, experts: ExpertFiles, page_hints: PageHints | None = None) -> None:
         self._experts = experts
+        self.page_hints = page_hints
+        if page_hints is not None:
+            self._advise_all(page_hints)
+
+    def _advise_all(self, hints: PageHints) -> None:
+        for layer in self._experts.layouts:
+            for index in range(self._experts.count):
+                for data in self._experts.mapped(Expert(layer, index)):
+                    hints.advise(address_of(data), data.nbytes, hints.random)
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
         """Nothing to do: a page is read when it is first touched."""
@@ -32,8 +46,11 @@ class MappedFile:
 
     def read_into(self, expert: Expert, buffer: memoryview) -> int:
         """Copy the three parts to the buffer's start, in the layout of a blob."""
-        layout = self._experts.layouts[expert.layer]
-        for part, data in zip(layout.parts, self._experts.mapped(expert), strict=True):
+        layout, mapped = self._experts.layouts[expert.layer], self._experts.mapped(expert)
+        if self.page_hints is not None:
+            for data in mapped:
+                self.page_hints.advise(address_of(data), data.nbytes, self.page_hints.will_need)
+        for part, data in zip(layout.parts, mapped, strict=True):
             buffer[part.offset : part.offset + part.nbytes] = data.data
         return 0
 
@@ -44,6 +61,12 @@ class MappedFile:
         """Nothing of its own to free."""
 
 
+def useful_hints(experts: ExpertFiles, machine: Machine) -> PageHints | None:
+    """Page hints where the experts do not fit in memory; else a page is read once anyway."""
+    nbytes = sum(layout.nbytes for layout in experts.layouts.values()) * experts.count
+    return page_hints() if nbytes > machine.memory_available else None
+
+
 def build(context: SourceContext) -> Source:
     """The source of the record `mmap`."""
-    return MappedFile(context.experts)
+    return MappedFile(context.experts, useful_hints(context.experts, context.machine))

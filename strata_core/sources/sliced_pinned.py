@@ -21,11 +21,12 @@ from strata_core.interfaces import (
     SourceContext,
     View,
 )
+from strata_core.memory.platform.pages import PageHints
 from strata_core.memory.rules import COMPLEMENT
 from strata_core.pack.reads import ReadCheck
 from strata_core.plan.plan import gib
 from strata_core.sources.arena import Arena, stride
-from strata_core.sources.mmap import MappedFile
+from strata_core.sources.mmap import MappedFile, useful_hints
 
 _LOG = logging.getLogger("strata.sources")
 
@@ -40,12 +41,18 @@ class SlicedPinned:
         progress: Progress,
         held: frozenset[Expert],
         check: ReadCheck | None = None,
+        page_hints: PageHints | None = None,
     ) -> None:
         self._experts, self._held = experts, held
-        self._mapped = MappedFile(experts)
+        self._mapped = MappedFile(experts, page_hints)
         self._arena: Arena | None = None
         if held:
             self._arena = Arena(experts, allocator, progress, check, held=held, purpose=COMPLEMENT)
+
+    @property
+    def page_hints(self) -> PageHints | None:
+        """Those of the mapped file."""
+        return self._mapped.page_hints
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
         """Nothing to do: pages of the file are read when they are first touched."""
@@ -111,4 +118,6 @@ def build(context: SourceContext) -> Source:
         len(wanted) - len(held),
     )
     check = ReadCheck.of(experts, context.options)
-    return SlicedPinned(experts, context.allocator, context.progress, held, check)
+    # what is held is read from the file as well, once
+    hints = useful_hints(experts, context.machine) if len(held) < len(wanted) else None
+    return SlicedPinned(experts, context.allocator, context.progress, held, check, hints)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
+from numpy.typing import NDArray
 
 from strata_core.abilities import Move
 from strata_core.checkpoint.scales import check_scales
@@ -22,17 +23,15 @@ from strata_core.interfaces import (
     Expert,
     ExpertFiles,
     Progress,
-    Region,
     Source,
     SourceContext,
     View,
 )
 from strata_core.memory.address import address_of, bytes_at
 from strata_core.memory.platform.direct import BLOCK
-from strata_core.memory.spans import reach
 from strata_core.pack.reads import ReadCheck
 from strata_core.plan.plan import gib
-from strata_core.sources.cells import Block, Cell, Ring, Tier
+from strata_core.sources.cells import Block, Cell, CellMove, Ring, Tier, cell_of, view_of
 from strata_core.sources.copies import CopyCheck
 from strata_core.sources.reading import ExpertReader, Placing, Reading
 from strata_core.sources.tier_sizes import fitting, placings, ring_sizes, starts, tier_order
@@ -73,7 +72,7 @@ class _Held:
 
 
 class TieredFile:
-    """Implements `AdaptiveSource` and `CountingSource`; see the module.
+    """Implements `AdaptiveSource`, `CountingSource`, `PartlyStableSource`; see the module.
 
     Views are stable until they are released. After a failed read the source is as before, and
     other experts can still be had.
@@ -97,11 +96,14 @@ class TieredFile:
         self._experts, self._check, self._reader = experts, check, reader
         self._held: dict[Expert, _Held] = {}
         self._waited = 0.0
+        self._version = 0
         self._blocks: list[Block] = []
         self._copies: CopyCheck | None = None
         self._closed = False
         try:
             self._placings = placings(experts)
+            shape = (experts.count, 3)
+            self._published = {layer: np.zeros(shape, np.uint64) for layer in experts.layouts}
             if verify:
                 self._copies = CopyCheck(experts)
             self._take(allocator, request)
@@ -120,7 +122,9 @@ class TieredFile:
         self._ring = Ring(self._blocks[0])
         largest = max(p.nbytes for p in self._placings.values())
         sizes = [self._placings[e].nbytes for e in kept] + [largest] * request.spares
-        self._blocks.append(Block.make(allocator, sizes, TIER, starts(sizes)))
+        # registering costs by the call: a slice holds about as many experts as a layer has
+        cuts = starts(sizes)[:: self._experts.count]
+        self._blocks.append(Block.make(allocator, sizes, TIER, cuts))
         self._tier = Tier(self._blocks[1])
 
     def _fill(self, progress: Progress) -> None:
@@ -153,7 +157,7 @@ class TieredFile:
         for part, at in zip(layout.parts, cell.placing.parts, strict=True):
             data = bytes_at(cell.address + at, part.nbytes)
             check_scales(part.type, data, str(expert))
-        self._tier.publish(expert, cell)
+        self._publish(expert, cell)
 
     def _start(self, expert: Expert, placing: Placing, cell: Cell) -> Reading:
         return self._reader.start(expert, placing, cell.memory[: placing.nbytes])
@@ -174,6 +178,20 @@ class TieredFile:
         return self._tier.experts()
 
     # serving
+
+    @property
+    def stable_version(self) -> int:
+        """Changes with every move that is committed."""
+        return self._version
+
+    def stable_addresses(self, layer: int) -> NDArray[np.uint64]:
+        """The addresses of the experts that the tier keeps; a copy."""
+        return self._published[layer].copy()
+
+    def _publish(self, expert: Expert, cell: Cell) -> None:
+        self._tier.publish(expert, cell)
+        self._published[expert.layer][expert.index] = cell.parts()
+        self._version += 1
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
         """Begin to read all of them that are not in memory, at the same time."""
@@ -205,7 +223,7 @@ class TieredFile:
             self._ring.hold(cell)
             let_go = self._ring.let_go
         self._held.setdefault(expert, _Held()).cells.append((let_go, cell))
-        return _view(cell, region)
+        return view_of(cell, region)
 
     def _arrived(self, expert: Expert, placing: Placing) -> Cell:
         """The ring's cell with the expert's bytes."""
@@ -299,31 +317,33 @@ class TieredFile:
         cell = self._tier.take(placing)
         if cell is None:
             return None
-        return _CellMove(expert, "demote", cell.parts(), cell)
+        return CellMove(expert, "demote", cell.parts(), cell)
 
     def begin_promote(self, expert: Expert) -> Move | None:
         """The expert's cell serves until `commit`; None where it has none."""
         self._placing(expert)
-        return _CellMove(expert, "promote", None, None) if expert in self._tier else None
+        return CellMove(expert, "promote", None, None) if expert in self._tier else None
 
     def commit(self, move: Move) -> None:
         """Show the demoted expert, or give the promoted one's cell up."""
         if move.kind == "promote":
+            self._published[move.expert.layer][move.expert.index] = 0
+            self._version += 1
             self._tier.retire(move.expert)
             return
-        cell = _cell_of(move)
+        cell = cell_of(move)
         try:
             if self._copies is not None:
                 self._copies.check(move.expert, cell.parts())
         except BaseException:
             self._tier.give(cell)
             raise
-        self._tier.publish(move.expert, cell)
+        self._publish(move.expert, cell)
 
     def abort(self, move: Move) -> None:
         """The cell is free again, or stays what it was."""
         if move.kind == "demote":
-            self._tier.give(_cell_of(move))
+            self._tier.give(cell_of(move))
 
     # the end
 
@@ -353,29 +373,6 @@ class TieredFile:
             self._copies.close()
         for block in self._blocks:
             block.close()
-
-
-@frozen(eq=False)
-class _CellMove(Move):
-    """A move that knows its cell."""
-
-    cell: Cell | None
-
-
-def _cell_of(move: Move) -> Cell:
-    assert isinstance(move, _CellMove), "a source is given its own moves"
-    assert move.cell is not None, "a demoted expert has one"
-    return move.cell
-
-
-def _view(cell: Cell, region: Region | None) -> View:
-    parts = cell.parts()
-    dma, alias = False, None
-    if region is not None:
-        dma, alias = reach(region, cell.address, cell.nbytes)
-    if alias is not None:
-        alias += parts[0] - cell.address
-    return View(parts, in_ram=True, dma=dma, alias=alias)
 
 
 def build(context: SourceContext) -> Source:

@@ -96,6 +96,9 @@ def test_there_is_one_document(trouble: str, unruly) -> None:
     assert result.code == code
     assert "Traceback" not in result.err
     document = result.document
+    if trouble != "none":
+        told = json.dumps(document.get("error", {})) + result.err
+        assert "strata-unruly 1.0" in told
     if trouble == "none" or trouble.startswith("close"):
         # The error came after the document, so it is told beside it.
         assert document["reason"] == "length"

@@ -44,7 +44,9 @@ def test_tokens_and_logits_are_those_of_the_cpu(flags, strata, expected) -> None
     lanes = result.document["counters"]
     assert sum(lane["experts"] for lane in lanes.values()) > 0
     assert (lanes["helper"]["experts"] > 0) == ("--expert-cache-device1" in flags)
-    assert (lanes["cpu"]["experts"] > 0) == (flags[0] != "0.02" or flags[-1] == "0")
+    # who computes the misses is measured: the CPU, or the device over the link
+    misses = lanes["cpu"]["experts"] + lanes["pcie"]["experts"]
+    assert (misses > 0) == (flags[0] != "0.02" or flags[-1] == "0")
     assert "SIM" in result.err
     assert "context ready" in result.err
 
@@ -85,3 +87,34 @@ def test_flags_of_devices_are_refused_where_there_are_none(strata) -> None:
         result = strata("generate", "demo", "x", "--backend", "cpu", *flags)
         assert result.code == 2
         assert result.error_lines[0] == f"strata: {flags[0]} has no effect here"
+
+
+@pytest.mark.parametrize("share", ["0", "0.37", "1", "auto"])
+def test_the_share_of_the_link_is_told_and_changes_no_token(share, strata, expected) -> None:
+    flags = ("--backend", "sim", "--expert-cache", "60", "--pcie-frac", share)
+    result = strata("generate", *ASKED, *flags)
+    assert result.code == 0, result.err
+    for member in ("token_ids", "first_logits_sha256"):
+        assert result.document[member] == expected[member]
+    lanes, counters = result.document["lanes"], result.document["counters"]
+    assert lanes["pcie_frac"] == (share if share == "auto" else float(share))
+    assert set(lanes["rates"]) == ({"link", "cpu"} if share == "auto" else set())
+    assert ("the link moves" in result.err) == (share == "auto")
+    if share != "auto":
+        assert (counters["pcie"]["experts"] > 0) == (share != "0")
+        assert (counters["cpu"]["experts"] > 0) == (share != "1")
+    assert expected["lanes"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--backend", "sim", "--pcie-frac", "1.5"), "of at least 0 and at most 1, or auto,"),
+        (("--backend", "sim", "--pcie-frac", "some"), "of at least 0 and at most 1, or auto,"),
+        (("--backend", "cpu", "--pcie-frac", "0.5"), "--pcie-frac has no effect here"),
+    ],
+)
+def test_a_share_that_cannot_be_is_refused(flags, says, strata) -> None:
+    result = strata("generate", *ASKED, *flags)
+    assert result.code == 2
+    assert says in result.out

@@ -14,7 +14,8 @@ from strata_core.cli.command import SectionedOption
 from strata_core.cli.main import COMMANDS, root
 from strata_core.config import resolve, unknown_variables, variable_degradations
 from strata_core.errors import UsageError
-from strata_core.setting_plugins import OPTION_WORDS, installed_settings
+from strata_core.setting import HIDDEN, made
+from strata_core.setting_plugins import OPTION_WORDS, Table, installed_settings
 from strata_core.setting_table import SETTINGS
 
 GOOD = """
@@ -214,3 +215,42 @@ def test_a_package_in_a_zip_file_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     table = installed_settings([entry])
     assert [s.key for s in table.plugged] == ["far_quick", "far_retries", "far_url"]
     assert re.fullmatch(r"\(no distribution\) \?", table.plugged[0].origin)
+
+
+# --- what is not shown -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hidden"),
+    [
+        ("far_options", '{"anon": true}', False),
+        ("far_options", '{"key": "AKIA", "secret": "x"}', True),
+        ("far_options", "{'aws_access_key_id': 'x'}", True),
+        ("far_options", '{"account_key": "x"}', True),
+        ("far_options", '{"headers": {"Authorization": "Bearer x"}}', True),
+        ("far_url", "https://host/path", False),
+        ("far_url", "https://name:word@host/path", True),
+        ("far_url", "https://host/path?sv=1&sig=abc", True),
+        ("far_url", "https://host/monkey/keyboards", False),
+        ("far_token", "anything", True),
+        ("far_token", None, False),
+    ],
+)
+def test_what_carries_a_secret_is_hidden(key: str, value: str | None, hidden: bool) -> None:
+    setting = made(key, "text", "plugins", "Help.")
+    assert setting.hides(value) is hidden
+    table = Table((setting,))
+    settings = resolve({} if value is None else {key: value}, {}, table=table)
+    (row,) = (row for row in settings.rows() if row["key"] == key)
+    assert row["value"] == (HIDDEN if hidden else value)
+    assert settings.options()[key] == value
+
+
+def test_a_declared_secret_is_in_no_message() -> None:
+    setting = made("far_pin", "integer", "plugins", "Help.", secret=True)
+    table = Table((setting,))
+    with pytest.raises(UsageError) as caught:
+        resolve({"far_pin": "12x4"}, {}, table=table)
+    assert "12x4" not in str(caught.value.as_json())
+    rows = {row["key"]: row["value"] for row in resolve({"far_pin": "124"}, {}, table=table).rows()}
+    assert rows["far_pin"] == HIDDEN

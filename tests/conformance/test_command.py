@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from strata_core.cli.main import main
 from strata_core.errors import StrataError
+from strata_core.machine import read_machine
 from strata_core.testing.conformance import run
 
 
@@ -17,6 +19,54 @@ def test_a_sound_record_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert (document["role"], document["name"], document["passed"]) == ("allocator", "host", True)
     assert len(document["tests"]) > 8
     assert {row["outcome"] for row in document["tests"]} == {"passed"}
+
+
+def test_a_backend_with_devices_has_its_runtime_tested_too() -> None:
+    result = run.run_conformance("backend", "sim", options={"threads": 1})
+    outcomes = {row.test: row.outcome for row in result.rows}
+    assert result.passed, result.failed
+    assert outcomes["test_rows_are_added_in_router_order"] == "passed"
+    assert outcomes["test_allocations_do_not_overlap"] == "passed"
+    assert outcomes["test_a_graph_may_be_launched_on_another_thread"] == "passed"
+
+
+@pytest.fixture
+def wsl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin for WSL as an installed distribution, for child processes too."""
+    folder = Path(__file__).parents[2] / "plugins" / "wsl"
+    if not folder.is_dir():
+        pytest.skip("a source distribution of core has no plugins folder")
+    info = tmp_path / "strata_wsl-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strata-wsl\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[strata]\nwsl = strata_wsl.plugin\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.usefixtures("wsl")
+def test_an_allocator_may_be_built_for_a_stand_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "wsl", "--backend", "sim"]) == 0
+    assert "allocator wsl: 11 tests passed" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("wsl")
+def test_what_cannot_be_used_here_is_not_tested(capsys: pytest.CaptureFixture[str]) -> None:
+    if read_machine().wsl:
+        pytest.skip("this machine runs under WSL")
+    assert main(["conformance", "wsl"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == ("strata: allocator wsl of strata-wsl 0.1.0 cannot be tested on this machine")
+    assert told[1] == "this machine does not run under WSL"
+
+
+@pytest.mark.usefixtures("wsl")
+def test_what_is_blocked_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STRATA_BLOCK_PLUGINS", "wsl")
+    assert main(["conformance", "wsl"]) == 2
+    assert "there is no record named wsl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

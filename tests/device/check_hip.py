@@ -1,5 +1,6 @@
 """The HIP plugin on a CUDA device: hip-python drives it over tests/device/hip_on_cuda.c.
 
+    python tests/device/check_hip.py quick FOLDER [options of two_backends.py]
     python tests/device/check_hip.py verbs
     python tests/device/check_hip.py kernels [options of check_kernels.py]
     python tests/device/check_hip.py identity MODEL [MODEL ...] [options of identity.py]
@@ -8,7 +9,9 @@
 Builds the library with gcc (ROCM_PATH is a folder of its own) and begins again with it, since the
 loader reads LD_LIBRARY_PATH at the start of a process. The machine has no amdgpu driver: here, and
 here alone, the probe passes over what it asks of the system and goes on to what the runtime says.
-`speed` runs `strata bench` for both plugins in turn, three times each, and shows the ratio.
+`quick` is the verbs, then identity and decode of both plugins side by side, within 100 seconds;
+FOLDER holds the reference models (kjv-moe/, tiny/). STRATA_CACHE_DIR keeps compiled kernels between
+calls. `speed` runs `strata bench` for both plugins in turn, three times each, and shows the ratio.
 
 It needs gcc, hip-python (or rocm-bindings-hip and -core), CuPy, libcudart and libnvrtc; where the
 loader does not find these two, HIP_ON_CUDA_CUDART and HIP_ON_CUDA_NVRTC name them. They are looked
@@ -24,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -122,6 +126,22 @@ def kernels(*arguments: str) -> int:
     return check_kernels.main()
 
 
+def verbs(*arguments: str) -> int:
+    """The suite of verbs."""
+    import pytest
+
+    suite = str(HERE / "hip_verbs.py")
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", "-n0", suite, *arguments]))
+
+
+def quick(*arguments: str) -> int:
+    """The verbs, then two_backends.py in what is left of 100 seconds."""
+    begin = time.monotonic()
+    failed = verbs()
+    left = f"{max(10, 85 - (time.monotonic() - begin)):.0f}"
+    return run(HERE / "two_backends.py", "--seconds", left, *arguments) or failed
+
+
 def speed(model: str, *arguments: str) -> int:
     """`strata bench` of both plugins in turn; medians and their ratio. 1 beyond 5 percent."""
     rates: dict[str, list[float]] = {"cuda": [], "hip": []}
@@ -152,13 +172,9 @@ def main() -> int:
     sys.path.insert(0, str(HERE))
     what, *rest = sys.argv[1:] or [""]
     pass_over_the_system()
-    if what == "verbs":
-        import pytest
-
-        return int(pytest.main(["-q", "-p", "no:cacheprovider", str(HERE / "hip_verbs.py"), *rest]))
     if what == "identity":
         return run(HERE / "identity.py", "--backend", "hip", *rest)
-    known = {"kernels": kernels, "speed": speed, "strata": strata}
+    known = {"quick": quick, "verbs": verbs, "kernels": kernels, "speed": speed, "strata": strata}
     if what not in known:
         print(__doc__)
         return 2

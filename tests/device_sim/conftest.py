@@ -68,6 +68,8 @@ class Lab:
             pointers=pointers,
         )
 
+    quiet = Quiet
+
     def backend(self, runtime=None, *, patience=10.0, most_tokens=8, **options):
         options.setdefault("threads", 1)
         options.setdefault("expert_cache", 0)

@@ -1,98 +1,60 @@
-"""Compiles the device kernels for AMD's architectures, with no device, and shows what they need.
+"""Compiles the device kernels with no device, and shows what they need.
 
     python tests/device_sources/compile_table.py hiprtc gfx906 gfx90a gfx1030
     python tests/device_sources/compile_table.py clang gfx1100 gfx942 gfx1200
+    python tests/device_sources/compile_table.py nvrtc sm_75 sm_80 sm_86 sm_89 sm_90 sm_120
 
-`hiprtc` goes the plugin's own way, hip-python and the library that it opens: ROCM_PATH's, else the
-one of Debian's libamdhip64-dev. `clang` is a check with a plain compiler (CLANG, else clang++-19 or
-the like) and the builtins in hip_words.h. A line for each kernel and architecture: registers of a
-lane and of a wave, spills, bytes of shared and private memory. Leaves with 1 where one does not
-compile, with 77 and the reason where there is nothing to compile with.
+`compilers.py` says what each of the three is. For hiprtc ROCM_PATH names the library, else it is
+the one of Debian's libamdhip64-dev. A line for each kernel and architecture, or with --compact one
+for each kernel name: how many variants, the most registers of any, what fails or spills. Leaves
+with 1 where one does not compile, with 77 and the reason where there is nothing to compile with.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from attrs import frozen
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "plugins/hip"), str(HERE)]
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins/hip"), str(ROOT / "plugins/cuda"), str(HERE)]
 
-from code_object import Usage, usages  # noqa: E402
-from compilers import NotCompiled, every_key  # noqa: E402
+from compilers import COMPILERS, Compile, Missing, Needs, NotCompiled, every_key  # noqa: E402
 
 from strata_core.errors import StrataError  # noqa: E402
-from strata_core.kernels.code_cache import CodeCache  # noqa: E402
-from strata_core.kernels.device.sources import source_of  # noqa: E402
 from strata_core.runtime import KernelKey  # noqa: E402
 
 SKIPPED = 77
 DEBIAN = Path("/usr/lib/x86_64-linux-gnu/libamdhip64.so")
-CLANGS = ("clang++-19", "clang++-20", "clang++-21", "clang++")
-OPTIONS = (
-    "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib",
-    "-std=c++17", "-O3", "-ffp-contract=off", "-fdeclspec", "-include", str(HERE / "hip_words.h"),
-)  # fmt: skip
-
-Compile = Callable[[KernelKey, str], bytes]
+COLUMNS = "{:28} {:8} {:>9} {:>6} {:>6} {:>7}  {}"
 
 
-class Missing(Exception):
-    """What there is not, to compile with."""
+@frozen
+class Row:
+    """One kernel for one architecture: what it needs, or why it did not compile."""
 
+    key: KernelKey
+    arch: str
+    needs: Needs | None
+    error: str = ""
 
-def hiprtc() -> tuple[str, Compile]:
-    """The plugin's compiler and its name. Raises Missing."""
-    from strata_hip.binding import load_binding
-    from strata_hip.compiler import Compiler
-
-    try:
-        binding = load_binding()
-        compiler = Compiler(binding, CodeCache(None, print))
-        version = ".".join(map(str, compiler.version()))
-    except StrataError as error:
-        raise Missing(" ".join(str(error).split())) from error
-    return f"HIP {version} through {binding.package}", lambda key, arch: compiler.compiled(
-        key, arch
-    )[0]
-
-
-def clang() -> tuple[str, Compile]:
-    """A plain compiler for AMD's architectures and its name. Raises Missing."""
-    named = os.environ.get("CLANG")
-    found = next(filter(None, map(shutil.which, [named] if named else CLANGS)), None)
-    if found is None:
-        raise Missing("there is no clang")
-    known = subprocess.run([found, "--print-targets"], capture_output=True, text=True, check=False)
-    if "amdgcn" not in known.stdout or shutil.which("ld.lld", path=_beside(found)) is None:
-        raise Missing(f"{found} has no AMD back end, or no lld beside it")
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True)
-
-    def run(key: KernelKey, arch: str) -> bytes:
-        with tempfile.TemporaryDirectory() as folder:
-            target = Path(folder) / "code.o"
-            command = [found, *OPTIONS, f"--offload-arch={arch}", "-c", "-", "-o", str(target)]
-            done = subprocess.run(
-                command, input=source_of(key).text, capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise NotCompiled(done.stderr)
-            return target.read_bytes()
-
-    return version.stdout.splitlines()[0], run
-
-
-def _beside(compiler: str) -> str:
-    return os.pathsep.join([str(Path(compiler).resolve().parent), os.environ.get("PATH", "")])
+    def __str__(self) -> str:
+        name = " ".join(map(str, (self.key.name, *self.key.parameters)))
+        if self.needs is None:
+            return f"{name:28} {self.arch:8} does not compile: {self.error}"
+        n = self.needs
+        return COLUMNS.format(
+            name, self.arch, n.registers, n.spills, n.shared, n.private, n.more
+        ).rstrip()
 
 
 def sample(keys: list[KernelKey], archs: list[str]) -> list[tuple[KernelKey, str]]:
@@ -104,35 +66,43 @@ def sample(keys: list[KernelKey], archs: list[str]) -> list[tuple[KernelKey, str
     return [(key, archs[i % len(archs)]) for i, key in enumerate(middle)]
 
 
-def line(key: KernelKey, arch: str, usage: Usage) -> str:
-    name = " ".join(map(str, (key.name, *key.parameters)))
-    return (
-        f"{name:28} {arch:8} {usage.wave:4} {usage.vgprs:5} {usage.sgprs:5}"
-        f" {usage.vgpr_spills:6} {usage.sgpr_spills:6} {usage.shared:6} {usage.private:7}"
-    )
+def rows(compile_: Compile, work: list[tuple[KernelKey, str]], jobs: int) -> Iterator[Row]:
+    """Compile all, in order."""
 
-
-def table(compile_: Compile, work: list[tuple[KernelKey, str]], jobs: int) -> int:
-    """Print the lines; the number of those that failed."""
-    names = ("wave", "vgprs", "sgprs", "vspill", "sspill", "shared", "private")
-    print(f"{'kernel':28} {'arch':8}", *names)
-
-    def one(what: tuple[KernelKey, str]) -> tuple[bool, int, str]:
+    def one(what: tuple[KernelKey, str]) -> Row:
         key, arch = what
         try:
-            code = compile_(key, arch)
-            (usage,) = (u for u in usages(code) if u.name == source_of(key).entry)
-        except (NotCompiled, StrataError, ValueError) as error:
-            return False, 0, f"{key.name} {key.parameters} {arch}: {str(error)[:600]}"
-        return True, usage.vgpr_spills + usage.sgpr_spills, line(key, arch, usage)
+            return Row(key, arch, compile_(key, arch))
+        except (NotCompiled, StrataError, ValueError, RuntimeError) as error:
+            return Row(key, arch, None, " ".join(str(error).split())[:600])
 
-    good = spilling = 0
     with ThreadPoolExecutor(jobs) as pool:
-        for compiled, spills, text in pool.map(one, work):
-            print(text, flush=True)
-            good, spilling = good + compiled, spilling + bool(spills)
-    print(f"{good} of {len(work)} compiled, {spilling} spill")
-    return len(work) - good
+        yield from pool.map(one, work)
+
+
+def compact(found: Sequence[Row], archs: Sequence[str]) -> Iterator[str]:
+    """A Markdown table: kernels by name, and a column for each architecture."""
+    yield "| kernel | variants | " + " | ".join(archs) + " |"
+    yield "|---|---" + "|---" * len(archs) + "|"
+    for name in dict.fromkeys(row.key.name for row in found):
+        mine = [row for row in found if row.key.name == name]
+        cells = [cell([row for row in mine if row.arch == arch]) for arch in archs]
+        variants = len({row.key for row in mine})
+        yield f"| {name} | {variants} | " + " | ".join(cells) + " |"
+
+
+def cell(mine: Sequence[Row]) -> str:
+    """The most registers of some rows; what fails and what spills is told."""
+    needs = [row.needs for row in mine if row.needs]
+    if not mine:
+        return "-"
+    if not needs:
+        return "fails"
+    failed, spills = len(mine) - len(needs), max(n.spills for n in needs)
+    said = [str(max(n.registers for n in needs))]
+    said += [f"{failed} fail"] if failed else []
+    said += [f"spills {spills}"] if spills else []
+    return ", ".join(said)
 
 
 def with_debians() -> None:
@@ -152,17 +122,18 @@ def with_debians() -> None:
 def main() -> int:
     """Parse, compile, print."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("compiler", choices=["hiprtc", "clang"])
+    options.add_argument("compiler", choices=sorted(COMPILERS))
     options.add_argument("architectures", nargs="+")
     options.add_argument("--only", default="", help="kernels whose name begins so")
     options.add_argument("--sample", action="store_true", help="each kernel once")
-    options.add_argument("--jobs", type=int, default=2, help="compilers at once (clang)")
+    options.add_argument("--compact", action="store_true", help="a line for each kernel name")
+    options.add_argument("--jobs", type=int, default=2, help="kernels at once (not with hiprtc)")
     asked = options.parse_args()
     if asked.compiler == "hiprtc":
         with_debians()
     try:
-        name, compile_ = hiprtc() if asked.compiler == "hiprtc" else clang()
-    except Missing as error:
+        name, compile_ = COMPILERS[asked.compiler]()
+    except (Missing, ImportError) as error:
         print(f"nothing is compiled: {error}")
         return SKIPPED
     keys = [key for key in every_key() if key.name.startswith(asked.only)]
@@ -170,11 +141,20 @@ def main() -> int:
     if asked.sample:
         work = sample(keys, asked.architectures)
     print(name, flush=True)
-    begin = time.perf_counter()
-    jobs = asked.jobs if asked.compiler == "clang" else 1
-    failed = table(compile_, work, jobs)
+    begin, found = time.perf_counter(), []
+    if not asked.compact:
+        print(COLUMNS.format("kernel", "arch", "registers", "spills", "shared", "private", ""))
+    for row in rows(compile_, work, 1 if asked.compiler == "hiprtc" else asked.jobs):
+        found.append(row)
+        if row.needs is None or not asked.compact:
+            print(row, flush=True)
+    if asked.compact:
+        print("\n".join(compact(found, asked.architectures)))
+    good = [row.needs for row in found if row.needs]
+    spilling = sum(bool(needs.spills) for needs in good)
+    print(f"{asked.compiler}: {len(good)} of {len(found)} compiled, {spilling} spill")
     print(f"in {time.perf_counter() - begin:.0f} s")
-    return 1 if failed else 0
+    return 0 if len(good) == len(found) else 1
 
 
 if __name__ == "__main__":

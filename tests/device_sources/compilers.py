@@ -1,24 +1,66 @@
-"""Run-time compilers that need no device: NVRTC from its wheel, hiprtc through hip-python."""
+"""Compilers that need no device, and what each says that a kernel needs.
+
+`hiprtc` and `nvrtc` go the plugins' own ways: their compiler objects with their options, over the
+library that hip-python opens and over NVRTC from its wheel. `clang` is a check with a plain
+compiler (CLANG, else clang++-19 or the like) and the builtins in hip_words.h.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from threading import local
+
+from attrs import frozen
+from code_object import usages
 
 from strata_core.checkpoint.types import TYPES
+from strata_core.errors import StrataError
+from strata_core.kernels.device.sources import source_of
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
-CUDA_OPTIONS = ("--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false", "-std=c++17")
-HIP_OPTIONS = ("-ffp-contract=off", "-std=c++17", "-O3")
+HERE = Path(__file__).resolve().parent
 KV_TYPES = ("fp32", "fp16", "int8")
 HEAD_DIMS = (64, 80, 128, 256)
+CLANGS = ("clang++-19", "clang++-20", "clang++-21", "clang++")
+CLANG_OPTIONS = (
+    "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib",
+    "-std=c++17", "-O3", "-ffp-contract=off", "-fdeclspec", "-include", str(HERE / "hip_words.h"),
+)  # fmt: skip
+
+
+class Missing(Exception):
+    """What there is not, to compile with."""
 
 
 class NotCompiled(Exception):
     """What the compiler said."""
+
+
+@frozen
+class Needs:
+    """What a kernel needs: registers of a thread, spilled ones (or bytes of them), bytes of memory.
+
+    `private` is a thread's own memory, spills and arrays that are indexed at run time.
+    """
+
+    registers: int
+    spills: int
+    shared: int
+    private: int
+    more: str
+
+
+Compile = Callable[[KernelKey, str], Needs]
 
 
 def every_key() -> list[KernelKey]:
@@ -44,38 +86,164 @@ def _together(gate: str, up: str, down: str) -> bool:
     return gate == up and (down in (gate, "Q6_K", "Q8_0", "F32") or gate == "Q4_K")
 
 
+def _amd(code: bytes, key: KernelKey) -> Needs:
+    """What a code object says of its one kernel."""
+    (found,) = (u for u in usages(code) if u.name == source_of(key).entry)
+    return Needs(
+        found.vgprs,
+        found.vgpr_spills + found.sgpr_spills,
+        found.shared,
+        found.private,
+        f"wave {found.wave}, {found.sgprs} sgprs",
+    )
+
+
+def hiprtc() -> tuple[str, Compile]:
+    """The HIP plugin's compiler and its name. Raises Missing."""
+    from strata_hip.binding import load_binding
+    from strata_hip.compiler import Compiler
+
+    try:
+        binding = load_binding()
+        compiler = Compiler(binding)
+        version = ".".join(map(str, compiler.version()))
+    except StrataError as error:
+        raise Missing(" ".join(str(error).split())) from error
+    name = f"hiprtc of HIP {version} through {binding.package}"
+    return name, lambda key, arch: _amd(compiler.obtain(key, arch).code, key)
+
+
+def clang() -> tuple[str, Compile]:
+    """A plain compiler for AMD's architectures and its name. Raises Missing."""
+    named = os.environ.get("CLANG")
+    found = next(filter(None, map(shutil.which, [named] if named else CLANGS)), None)
+    if found is None:
+        raise Missing("there is no clang")
+    known = subprocess.run([found, "--print-targets"], capture_output=True, text=True, check=False)
+    if "amdgcn" not in known.stdout or shutil.which("ld.lld", path=_beside(found)) is None:
+        raise Missing(f"{found} has no AMD back end, or no lld beside it")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True)
+
+    def run(key: KernelKey, arch: str) -> Needs:
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "code.o"
+            command = [found, *CLANG_OPTIONS, f"--offload-arch={arch}", "-c", "-"]
+            done = subprocess.run(
+                [*command, "-o", str(target)],
+                input=source_of(key).text,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise NotCompiled(done.stderr)
+            return _amd(target.read_bytes(), key)
+
+    return version.stdout.splitlines()[0], run
+
+
+def _beside(compiler: str) -> str:
+    return os.pathsep.join([str(Path(compiler).resolve().parent), os.environ.get("PATH", "")])
+
+
+def nvrtc() -> tuple[str, Compile]:
+    """The CUDA plugin's compiler over NVRTC's wheel, and its name. Raises Missing."""
+    from strata_cuda.binding import Binding
+    from strata_cuda.compiler import Compiler
+
+    library = Nvrtc()
+    compiler = Compiler(Binding(None, None, library, None))
+    version = ".".join(map(str, library.getVersion()))
+
+    def run(key: KernelKey, arch: str) -> Needs:
+        if int(arch.removeprefix("sm_")) not in library.getSupportedArchs():
+            raise NotCompiled("this NVRTC has no machine code for it")
+        compiler.obtain(key, arch)
+        return library.needs()
+
+    return f"NVRTC {version}", run
+
+
 class Nvrtc:
-    """NVRTC by ctypes. Raises LookupError where it is not installed."""
+    """NVRTC by ctypes under the names of CuPy's `cuda.nvrtc`. Raises Missing.
+
+    The assembler is asked what a kernel needs; `needs` tells it of this thread's last program.
+    """
 
     def __init__(self) -> None:
         spec = find_spec("nvidia")
         folders = [Path(p) for p in (spec.submodule_search_locations if spec else [])]
         found = [f for folder in folders for f in sorted(folder.rglob("libnvrtc.so*"))]
         if not found:
-            raise LookupError("NVRTC is not installed (pip install nvidia-cuda-nvrtc)")
+            raise Missing("NVRTC is not installed (pip install nvidia-cuda-nvrtc)")
         for builtins in found[0].parent.glob("libnvrtc-builtins.so*"):
             ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
         self._library = ctypes.CDLL(str(found[0]))
+        self._last = local()
 
-    def compile(self, text: str, name: str, architecture: str) -> bytes:
-        """A cubin for an architecture like "sm_90". Raises NotCompiled."""
-        program = ctypes.c_void_p()
-        call = self._library.nvrtcCreateProgram
-        call(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
-        options = [f"--gpu-architecture={architecture}", *CUDA_OPTIONS]
-        array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
-        status = self._library.nvrtcCompileProgram(program, len(options), array)
-        log = self._text(program, "ProgramLog")
+    def _call(self, name: str, *args: object) -> None:
+        status = self._library[f"nvrtc{name}"](*args)
         if status:
-            self._library.nvrtcDestroyProgram(ctypes.byref(program))
-            raise NotCompiled(log.decode(errors="replace"))
-        code = self._text(program, "CUBIN")
-        self._library.nvrtcDestroyProgram(ctypes.byref(program))
-        return code
+            raise RuntimeError(f"nvrtc{name} answers {status}")
+
+    def getVersion(self) -> tuple[int, int]:  # noqa: N802 - CuPy's name, and so on
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("Version", ctypes.byref(major), ctypes.byref(minor))
+        return major.value, minor.value
+
+    def getSupportedArchs(self) -> list[int]:  # noqa: N802
+        count = ctypes.c_int()
+        self._call("GetNumSupportedArchs", ctypes.byref(count))
+        found = (ctypes.c_int * count.value)()
+        self._call("GetSupportedArchs", found)
+        return list(found)
+
+    def createProgram(self, text, name, headers, names) -> ctypes.c_void_p:  # noqa: N802
+        program = ctypes.c_void_p()
+        given = (text.encode(), name.encode(), 0, None, None)
+        self._call("CreateProgram", ctypes.byref(program), *given)
+        return program
+
+    def compileProgram(self, program, options) -> None:  # noqa: N802
+        asked = [o.encode() for o in (*options, "--ptxas-options=-v")]
+        array = (ctypes.c_char_p * len(asked))(*asked)
+        self._call("CompileProgram", program, len(asked), array)
+        self._last.log = self.getProgramLog(program)
+
+    def getProgramLog(self, program) -> str:  # noqa: N802
+        return self._text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+
+    def getCUBIN(self, program) -> bytes:  # noqa: N802
+        return self._text(program, "CUBIN")
+
+    def destroyProgram(self, program) -> None:  # noqa: N802
+        self._call("DestroyProgram", ctypes.byref(program))
 
     def _text(self, program: ctypes.c_void_p, what: str) -> bytes:
         size = ctypes.c_size_t()
-        getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        self._call(f"Get{what}Size", program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
-        getattr(self._library, f"nvrtcGet{what}")(program, buffer)
+        self._call(f"Get{what}", program, buffer)
         return buffer.raw
+
+    def needs(self) -> Needs:
+        """What the assembler said."""
+        return needs_of(self._last.log)
+
+
+def needs_of(log: str) -> Needs:
+    """The assembler's words on one kernel. Raises ValueError where it said nothing."""
+    used = re.search(r"Used (\d+) registers, used (\d+) barriers(?:, (\d+) bytes smem)?", log)
+    frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill", log)
+    if used is None or frame is None:
+        raise ValueError(f"the assembler does not say what the kernel needs: {log[:200]!r}")
+    private, stores, loads = map(int, frame.groups())
+    shared = int(used.group(3) or 0)
+    return Needs(int(used.group(1)), stores + loads, shared, private, f"{used.group(2)} barriers")
+
+
+COMPILERS: dict[str, Callable[[], tuple[str, Compile]]] = {
+    "hiprtc": hiprtc,
+    "clang": clang,
+    "nvrtc": nvrtc,
+}

@@ -8,6 +8,7 @@
 #define __constant__ __attribute__((constant))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(n) __attribute__((amdgpu_flat_work_group_size(1, n)))
+#define __align__(n) __attribute__((aligned(n)))
 typedef __SIZE_TYPE__ size_t;
 
 #define WORD static __device__ __forceinline__

@@ -88,7 +88,11 @@ def test_what_was_asked_reaches_the_planner(make_machine) -> None:
     assert [device.label for device in plan.devices] == ["SIM1", "SIM0"]
     assert (plan.budget, plan.reserve, plan.cache) == (1 << 28, 10 << 20, 7)
     assert (plan.helpers, plan.resident) == ((None, 0, 0), 2 << 30)
-    assert plan.bulk_pins == {"arena": None, "sliced-pinned": 0}
+    assert {name: rule.most for name, rule in plan.bulk.items()} == {
+        "arena": None,
+        "sliced-pinned": 0,
+        "tiered-file": None,
+    }
     assert 0 < plan.pins < 1 << 30  # what contexts take is not there for buffers
     assert accelerator(settings(), make_machine(), CPU, SIM_PINNED) is None
 

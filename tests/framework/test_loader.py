@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import itertools
+import json
+import os
 import re
 import sys
+import threading
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -215,3 +221,45 @@ def test_malformed_metadata_of_any_distribution_hides_nobody(install, tmp_path):
     (broken,) = [item for item in catalogue.broken if "dummy" in item.distribution]
     assert (broken.distribution, broken.stage) == ("strata-dummy-torn", "metadata")
     assert broken.error.startswith("its entry points cannot be read: ")
+
+
+def test_a_plugin_that_does_not_come_back_is_left_behind(install, monkeypatch):
+    entry_points = install("good")
+    gate = threading.Event()
+    monkeypatch.setattr(metadata.EntryPoint, "load", lambda self: gate.wait(60))
+    (broken,) = load_plugins(entry_points, seconds=0.2).broken
+    gate.set()
+    assert (broken.stage, broken.error) == ("import", "it did not load within 0.2 s")
+    assert (broken.distribution, broken.version) == ("strata-dummy-good", "1.2")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(json, "dumps"), (builtins, "sorted"), (Catalogue, "offers"), (sys, "stderr")],
+)
+def test_what_a_plugin_replaces_is_put_back(install, monkeypatch, owner, name):
+    entry_points, before = install("good"), getattr(owner, name)
+
+    def load(self):
+        setattr(owner, name, None)
+        return importlib.import_module("strata_dummy.good")
+
+    monkeypatch.setattr(metadata.EntryPoint, "load", load)
+    (broken,) = load_plugins(entry_points).broken
+    assert getattr(owner, name) is before
+    assert broken.stage == "changes"
+    assert f".{name} of the program" in broken.error
+    assert broken.offered[0] == ("backend", "dummy")
+
+
+def test_the_current_folder_stays(install, monkeypatch, tmp_path):
+    entry_points = install("good")
+    monkeypatch.chdir(tmp_path)
+
+    def load(self):
+        os.chdir("/")
+        return importlib.import_module("strata_dummy.good")
+
+    monkeypatch.setattr(metadata.EntryPoint, "load", load)
+    assert load_plugins(entry_points).broken == ()
+    assert Path.cwd() == tmp_path

@@ -1,8 +1,10 @@
-"""docs/plugins.md says what is: its names, its commands, its plugin, and the output it shows."""
+"""The pages on plugins say what is: names, commands, the smallest plugin, output that is shown."""
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import inspect
 import json
 import os
 import re
@@ -22,7 +24,7 @@ import pytest
 import strata_core
 import strata_core.machine
 import strata_core.plugins
-from strata_core import hookspecs, interfaces
+from strata_core import abilities, hookspecs, interfaces
 from strata_core.cli.main import main, root
 from strata_core.machine import Adapter
 from strata_core.plugins import PROBE_SECONDS, load_plugins, probe_catalogue
@@ -32,7 +34,8 @@ from strata_core.selection import select_allocator
 from strata_core.setting_table import BY_KEY, SETTINGS
 
 REPOSITORY = Path(__file__).parents[2]
-TEXT = (REPOSITORY / "docs/plugins.md").read_text("utf-8")
+PAGES = ("plugins", "hooks", "selection", "interface")
+TEXT = "\n".join((REPOSITORY / f"docs/{page}.md").read_text("utf-8") for page in PAGES)
 IN_REPOSITORY = pytest.mark.skipif(
     not (REPOSITORY / "plugins").is_dir(),
     reason="a source distribution of core has no plugins folder",
@@ -76,6 +79,64 @@ def test_roles_flags_and_built_ins():
         role: (BY_KEY[role].flag, [offer.name for offer in catalogue.offers(role)])
         for role in get_args(interfaces.Role)
     }
+
+
+SIGNATURE = re.compile(r"^\| `(\w+)(?:\(([^)]*)\))?` \| `(\w+)` \|", re.M)
+
+
+def test_every_method_and_argument_is_documented():
+    listed = {
+        (of, name, *re.findall(r"\w+", args))
+        for name, args, of in SIGNATURE.findall(section("What build makes"))
+    }
+    roles = ("Source", "StableSource", "Allocator", "Backend", "Executor")
+    protocols = [getattr(interfaces, name) for name in roles]
+    protocols += [
+        kind
+        for kind in vars(abilities).values()
+        if getattr(kind, "_is_protocol", False) and kind.__module__ == abilities.__name__
+    ]
+    there = set()
+    for protocol in protocols:
+        for name, member in vars(protocol).items():
+            if name[0] != "_":
+                known = [] if isinstance(member, property) else inspect.signature(member).parameters
+                there.add((protocol.__name__, name, *list(known)[1:]))
+    assert listed == there
+
+
+def arguments(annotation: str) -> int | None:
+    """How many arguments something of a type takes, None where it is not callable."""
+    for node in ast.walk(ast.parse(annotation)):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Callable":
+            return len(node.slice.elts[0].elts)
+    return None
+
+
+def test_what_a_record_is_asked():
+    asked = dict(re.findall(r"^\| `(\w+)\(([^)]*)\)` \|", section("What a record is asked"), re.M))
+    fields = {item.name: item.type for kind in ROLES.values() for item in attrs.fields(kind)}
+    counts = {name: arguments(kind) for name, kind in fields.items()}
+    shown = {name: args.count(",") + 1 for name, args in asked.items()}
+    assert shown == {name: count for name, count in counts.items() if count is not None}
+
+
+def test_what_build_is_given():
+    shown = {tuple(row[:2]) for row in rows("What build is given")}
+    kinds = {
+        "backend": interfaces.BackendContext,
+        "allocator": interfaces.AllocatorContext,
+        "source": interfaces.SourceContext,
+    }
+    fields = {role: {item.name for item in attrs.fields(kind)} for role, kind in kinds.items()}
+    common = set.intersection(*fields.values())
+    own = {(name, role) for role, names in fields.items() for name in names - common}
+    assert shown == {(name, "all") for name in common} | own
+
+
+def test_hooks_take_no_arguments():
+    assert "takes no arguments" in section("Hooks")
+    assert not any(inspect.signature(getattr(hookspecs, hook)).parameters for hook in HOOKS)
 
 
 def test_hooks_and_what_they_return():

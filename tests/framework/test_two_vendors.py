@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -37,7 +42,15 @@ RED = {
     "hip:devices": {
         "error": "",
         "hint": "",
-        "devices": [{"name": "Another card", "architecture": "gfx1100"}],
+        "devices": [
+            {
+                "name": "Another card",
+                "architecture": "gfx1100",
+                "total": 24 << 30,
+                "units": 96,
+                "warp": 32,
+            }
+        ],
     },
 }
 NO_RED = {"path:/dev/kfd": False}
@@ -118,3 +131,73 @@ def test_hip_is_named_where_nothing_may_open_the_driver(choose):
     refused, _ = choose("hip", closed, AMD)
     assert refused.why == "/dev/kfd may not be opened by this user"
     assert refused.remedy.startswith("add the user to the groups render and video")
+
+
+# --- the program itself, with both distributions installed -------------------------------------
+
+
+def installed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@pytest.fixture
+def program(tmp_path):
+    """program(*arguments): exit code, document and messages of a process that has both plugins."""
+    paths = [str(PLUGINS.parent)]
+    for name in ("cuda", "hip"):
+        if not installed(f"strata-{name}"):
+            described = tmp_path / f"strata_{name}-0.1.0.dist-info"
+            described.mkdir()
+            about = f"Metadata-Version: 2.1\nName: strata-{name}\nVersion: 0.1.0\n"
+            (described / "METADATA").write_text(about)
+            (described / "entry_points.txt").write_text(
+                f"[strata]\n{name} = strata_{name}.plugin\n"
+            )
+            paths.append(str(PLUGINS / name))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*paths, str(tmp_path)]),
+        "STRATA_BLOCK_PLUGINS": "wsl",
+    }
+
+    def run(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "strata_core", *arguments, "--json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        return done.returncode, json.loads(done.stdout), done.stderr
+
+    return run
+
+
+def test_the_program_plans_for_a_machine_with_both(program, make_machine, tmp_path):
+    machine = make_machine(
+        {"module:llvmlite": True, **GREEN, **RED}, adapters=(NVIDIA, AMD)
+    ).to_json()
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps(machine))
+    code, said, shown = program("plan", "demo", "--machine", str(facts))
+    assert code == 2, shown
+    assert said["error"]["what"] == "several backends can be used: cuda, hip"
+    assert said["error"]["remedy"] == "choose with --backend cuda or --backend hip"
+    for name in ("cuda", "hip"):
+        code, said, shown = program("plan", "demo", "--machine", str(facts), "--backend", name)
+        assert code == 0, shown
+        assert [s["name"] for s in said["selections"]][:2] == [name, f"{name}-pinned"]
+
+
+@pytest.mark.skipif(Path("/dev/kfd").exists(), reason="this machine may have an AMD device")
+def test_the_program_says_why_hip_cannot_be_used(program):
+    code, said, shown = program("generate", "demo", "x", "-n", "1", "--backend", "hip")
+    assert code == 2, shown
+    assert said["error"]["what"] == "backend 'hip' cannot be used"
+    assert said["error"]["why"]
+    assert "usable here: cpu" in said["error"]["remedy"]

@@ -140,3 +140,34 @@ def test_what_was_asked_for_and_cannot_be_had_is_said(packed: Path, model: Path)
 def test_other_values_are_refused() -> None:
     with pytest.raises(UsageError, match="verify-reads"):
         resolve({"verify_reads": "some"}, {})
+
+
+# --- what is told ------------------------------------------------------------------------------
+
+
+def told(path: Path, **options: str) -> dict[str, object]:
+    with strata_core.load(path, backend="cpu", **options) as loaded:
+        loaded.logits([1, 2, 3])
+        return loaded.reads
+
+
+@pytest.mark.parametrize("source", ["arena", "tiered-file"])
+def test_what_was_compared_is_counted(source: str, packed: Path, model: Path) -> None:
+    every = [Expert(layer, i) for layer in (0, 1) for i in range(5)]
+    sampled = sum(in_sample(expert) for expert in every)
+    assert told(packed, source=source, verify_reads="off") == {
+        "verify": "off",
+        "compared": 0,
+        "damaged": 0,
+    }
+    assert told(packed, source=source)["compared"] == sampled
+    assert told(packed, source=source, verify_reads="all")["compared"] == 10
+    assert told(packed, source="mmap", verify_reads="all")["compared"] == 0
+    assert told(model, source=source) == {"verify": "sample", "compared": None, "damaged": None}
+
+
+def test_a_damaged_blob_is_counted_too(packed: Path) -> None:
+    experts = open_checkpoint(packed).experts
+    with pytest.raises(CheckpointError, match="damaged"):
+        experts.check_blob(Expert(0, 1), memoryview(b"other bytes"))
+    assert (experts.compared.blobs, experts.compared.damaged) == (1, 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_core.plan.devices import Accelerator, default_reserve
+from strata_core.plan.devices import Accelerator, Bulk, default_reserve
 from strata_core.plan.explain import does_not_fit, explain, plan_degradations
 from strata_core.plan.plan import Plan, PlanRequest, Sizes, Tier, make_plan
 from strata_core.runtime import Device
@@ -77,7 +77,7 @@ def test_what_is_left_of_vram_holds_experts() -> None:
     assert held(plan, "pinned") == {
         "small buffers": 10,
         "token embedding": 100,
-        "100 % of the experts in RAM, in slices (path 2)": 2000,
+        "100 % of the experts in RAM (path 2, in slices)": 2000,
     }
     assert plan.fits
     (cache,) = plan.as_json()["caches"]
@@ -88,12 +88,12 @@ def test_what_is_left_of_vram_holds_experts() -> None:
 @pytest.mark.parametrize(
     ("pins", "embedding", "bulk"),
     [
-        (None, True, "100 % of the experts in RAM, in slices (path 2)"),
-        (3000, True, "100 % of the experts in RAM, in slices (path 2)"),
-        (1000, True, "44 % of the experts in RAM, in slices (path 2)"),
-        (110, True, "0 % of the experts in RAM, locked at most (path 3)"),
-        (50, False, "2 % of the experts in RAM, in slices (path 2)"),
-        (10, False, "0 % of the experts in RAM, locked at most (path 3)"),
+        (None, True, "100 % of the experts in RAM (path 2, in slices)"),
+        (3000, True, "100 % of the experts in RAM (path 2, in slices)"),
+        (1000, True, "44 % of the experts in RAM (path 2, in slices)"),
+        (110, True, "0 % of the experts in RAM (path 3, locked at most)"),
+        (50, False, "2 % of the experts in RAM (path 2, in slices)"),
+        (10, False, "0 % of the experts in RAM (path 3, locked at most)"),
     ],
 )
 def test_the_pin_limit_decides_embedding_and_path(pins, embedding, bulk) -> None:
@@ -105,11 +105,11 @@ def test_the_pin_limit_decides_embedding_and_path(pins, embedding, bulk) -> None
 
 
 def test_settings_bound_what_is_pinned_of_each_source() -> None:
-    caps = {"arena": 500 * MIB, "sliced-pinned": 0}
-    arena = make_plan(request(1000, bulk_pins=caps, more={"source": "arena"}))
-    assert held(arena, "pinned")["25 % of the experts in RAM, in slices (path 2)"] == 500
-    resident = make_plan(request(1000, bulk_pins=caps, more={"source": "sliced-pinned"}))
-    assert "0 % of the experts in RAM, locked at most (path 3)" in held(resident, "pinned")
+    caps = {"arena": Bulk(most=500 * MIB), "sliced-pinned": Bulk(most=0)}
+    arena = make_plan(request(1000, bulk=caps, more={"source": "arena"}))
+    assert held(arena, "pinned")["25 % of the experts in RAM (path 2, in slices)"] == 500
+    resident = make_plan(request(1000, bulk=caps, more={"source": "sliced-pinned"}))
+    assert "0 % of the experts in RAM (path 3, locked at most)" in held(resident, "pinned")
 
 
 def test_small_buffers_that_cannot_be_pinned_do_not_fit() -> None:
@@ -265,3 +265,32 @@ def test_a_driver_that_pins_too_little_is_not_blamed_on_the_model() -> None:
     assert "STRATA_PIN_LIMIT_GIB" in remedy
     assert "--backend cpu" in remedy
     assert "smaller weights" not in remedy
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "nbytes"),
+    [
+        (Bulk(), "path 2, in slices", 2000),
+        (Bulk(one=True), "path 1, one allocation", 2000),
+        (Bulk(one=True, most=600 * MIB), "path 2, in slices", 600),
+        (Bulk(prefix=True, most=600 * MIB), "pinned prefix", 600),
+        (Bulk(most=0), "path 3, locked at most", 0),
+        # the limit is of everything: 100 of the embedding and 10 of small buffers come first
+        (Bulk(limit=1110 * MIB), "path 2, in slices", 1000),
+        (Bulk(limit=90 * MIB, one=True), "path 3, locked at most", 0),
+    ],
+)
+def test_the_expected_way_of_page_locking(rule: Bulk, path: str, nbytes: int) -> None:
+    plan = make_plan(request(1000, bulk={"arena": rule}, more={"source": "arena"}))
+    assert plan.pinning is not None
+    assert (plan.pinning.path, plan.pinning.nbytes // MIB) == (path, nbytes)
+    assert plan.pinning.of == 2000 * MIB
+    assert f"page-locking: {path}" in explain(plan)
+    assert plan.as_json()["pinning"]["path"] == path
+    assert plan.fits
+
+
+def test_nothing_is_page_locked_where_nothing_is_kept() -> None:
+    plan = make_plan(request(1000, more={"source": "mmap"}))
+    assert plan.pinning is None
+    assert plan.as_json()["pinning"] is None

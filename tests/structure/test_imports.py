@@ -33,6 +33,7 @@ LAYERS = [
     {"model"},
     {"engine"},
     {"api"},
+    {"verify"},
     {"cli"},
 ]  # fmt: skip
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from strata_core.errors import DeviceError, Refused
+from strata_core.errors import REPORT, DeviceError, Refused
 from strata_cuda.probe import LIBRARIES
 
 OUT_OF_MEMORY = 2
@@ -22,9 +22,6 @@ OUT_OF_MEMORY = 2
 
 OPERATING_SYSTEM, NOT_SUPPORTED = 304, 801
 """What registering answers where the system locks no more pages, or none at all."""
-
-REPORT = "this is an error in the engine; please report it"
-"""The remedy of what no user can cause."""
 
 
 @frozen

@@ -9,13 +9,12 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any
 
-from attrs import frozen
-
-from strata_core.errors import DeviceError
+from strata_core.errors import REPORT, DeviceError
 from strata_core.kernels.code_cache import CodeCache
+from strata_core.kernels.device.driver import Compiled, obtain_code
 from strata_core.kernels.device.sources import Source, source_of
 from strata_core.runtime import KernelKey
-from strata_cuda.binding import REPORT, Binding
+from strata_cuda.binding import Binding
 
 OPTIONS = (
     "--fmad=false",
@@ -27,14 +26,6 @@ OPTIONS = (
 )
 
 NO_NVRTC = "pip install nvidia-cuda-nvrtc-cu12, or nvidia-cuda-nvrtc for CUDA 13"
-
-
-@frozen
-class Compiled:
-    """Machine code (or PTX, which the driver translates) and the name of the kernel in it."""
-
-    code: bytes
-    entry: str
 
 
 class Compiler:
@@ -50,19 +41,11 @@ class Compiler:
         """Kernels that were not found in the cache."""
 
     def obtain(self, key: KernelKey, architecture: str) -> Compiled:
-        """The code of a kernel for an architecture like "sm_90". Raises DeviceError."""
-        source = source_of(key)
+        """Machine code, or PTX, for an architecture like "sm_90". Raises DeviceError."""
         version, known = self._known()
         target = target_of(architecture, known)
-        name = CodeCache.key("cuda", source.text, source.name, target, version, *OPTIONS)
-        code = self._cache.read(name) if self._cache else None
-        if code is None:
-            code = self._compile(source, target)
-            with self._lock:
-                self.compiled += 1
-            if self._cache:
-                self._cache.write(name, code)
-        return Compiled(code, source.entry)
+        facts = ("cuda", target, version, *OPTIONS)
+        return obtain_code(self._cache, source_of(key), facts, lambda s: self._compile(s, target))
 
     def _known(self) -> tuple[str, tuple[int, ...]]:
         """The compiler's version, and the architectures it has machine code for."""
@@ -77,6 +60,8 @@ class Compiler:
         return self._facts
 
     def _compile(self, source: Source, target: str) -> bytes:
+        with self._lock:
+            self.compiled += 1
         nvrtc, label = self._nvrtc, f"compile {source.name}"
         program = self._call(label, nvrtc.createProgram, source.text, source.name, (), ())
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from strata_core.runtime import KernelKey, Launch
 from strata_core.testing.conformance.runtime import RuntimeSuite
 from strata_core.testing.conformance.runtime_base import PAGE, pages
 from strata_cuda import binding as cuda_binding
+from strata_cuda import runtime as cuda_runtime
 from strata_cuda.compiler import OPTIONS, Compiler, target_of
-from strata_cuda.runtime import CudaRuntime
+from strata_cuda.runtime import PLAIN_SHARED, CudaRuntime
 
 
 class TestVerbs(RuntimeSuite):
@@ -39,6 +41,7 @@ def cuda():
 @pytest.fixture
 def runtime(cuda):
     made = CudaRuntime(cuda.binding())
+    made.bound = cuda.binding()
     made.open_context(0)
     yield made
     made.close()
@@ -62,10 +65,48 @@ CALLS = {
     "memcpyAsync": lambda r, s: r.copy(1, 2, 3, s),
     "memsetAsync": lambda r, s: r.fill(1, 0, 3, s),
     "streamBeginCapture": lambda r, s: r.begin_capture(s),
+    "streamEndCapture": lambda r, s: captured(r, s),
+    "graphInstantiate": lambda r, s: captured(r, s),
+    "graphDestroy": lambda r, s: captured(r, s),
+    "graphExecDestroy": lambda r, s: r.destroy_graph(captured(r, s)),
+    "graphLaunch": lambda r, s: r.launch_graph(captured(r, s), s),
+    "eventDestroy": lambda r, s: r.destroy_event(r.create_event(0)),
     "getSupportedArchs": lambda r, s: r.load(0, [KernelKey("add")]),
     "moduleLoadData": lambda r, s: r.load(0, [KernelKey("add")]),
     "moduleGetFunction": lambda r, s: r.load(0, [KernelKey("add")]),
+    "funcSetAttribute": lambda r, s: launched(r, s, shared=PLAIN_SHARED + 1),
+    "getDeviceCount": lambda r, s: CudaRuntime(r.bound).devices(),
+    "getDeviceProperties": lambda r, s: CudaRuntime(r.bound).devices(),
 }
+
+ELSEWHERE = {"eventQuery", "check_status", "cuLaunchKernel", "pointerGetAttributes",
+             "deviceSynchronize", "moduleUnload"}  # fmt: skip
+"""What tests of their own make fail: answers of another form, and what stops nothing."""
+
+
+def captured(runtime, stream):
+    runtime.begin_capture(stream)
+    return runtime.end_capture(stream)
+
+
+def launched(runtime, stream, shared):
+    made = make_launch("add", x=0, y=0, rows=0, width=0)
+    runtime.load(0, [made.kernel])
+    runtime.launch(Launch(made.kernel, (1, 1, 1), (1, 1, 1), shared, made.args), stream)
+
+
+def test_every_function_of_the_table_is_made_to_fail():
+    source = Path(cuda_runtime.__file__).read_text()
+    by_name = set(re.findall(r'''call\("(\w+)"''', source))
+    own = set(re.findall(r"(?:self\._cuda|\bmodules)\.([a-z]\w+)", source))
+    assert by_name | own | {"getSupportedArchs", "cuLaunchKernel"} == set(CALLS) | ELSEWHERE
+
+
+def test_memory_without_an_alias(cuda, runtime):
+    cuda.fail = {"pointerGetAttributes": 1}
+    address = runtime.host_alloc(100)
+    assert runtime.alias(address, 0) is None
+    assert runtime.take_error() is None
 
 
 @pytest.mark.parametrize("name", CALLS)

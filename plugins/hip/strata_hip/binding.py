@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from attrs import frozen
@@ -24,7 +22,18 @@ OUT_OF_MEMORY, OPERATING_SYSTEM, NOT_SUPPORTED = 2, 304, 801
 """hipErrorOutOfMemory, hipErrorOperatingSystem, hipErrorNotSupported."""
 
 MATCHING = "install hip-python in ROCm's own version, or a newer ROCm"
-REPORT = "this is an error in the engine; please report it"
+
+NO_DEVICE_HINT = (
+    "check that the GPU is passed through, and not hidden by HIP_VISIBLE_DEVICES or "
+    "ROCR_VISIBLE_DEVICES"
+)
+
+REMEDIES = {
+    3: "check that the amdgpu driver works: `rocminfo` lists what it offers",
+    35: "update the amdgpu kernel driver, or install the ROCm that it is for",
+    100: NO_DEVICE_HINT,
+}
+"""Hints by status: not initialised, a driver that is too old, no device."""
 
 NO_LIBRARY_HINT = (
     "install ROCm; where it is not in /opt/rocm, set ROCM_PATH to its folder: the binding opens "
@@ -127,7 +136,7 @@ def _failure(verb: str, function: str, status: Any, refusals: tuple[int, ...]) -
         return Refused(f"{verb}: out of memory", why, "free memory of that kind, or ask for less")
     if code in refusals:
         return Refused(f"{verb}: refused", why, "raise the limit of locked memory (`ulimit -l`)")
-    return DeviceError(f"{verb} failed", why, "`strata doctor` reports more")
+    return DeviceError(f"{verb} failed", why, REMEDIES.get(code, "`strata doctor` reports more"))
 
 
 def _unloaded(verb: str, function: str, text: str) -> DeviceError:
@@ -142,30 +151,3 @@ def _unloaded(verb: str, function: str, text: str) -> DeviceError:
     if "dlopen" in text:
         return DeviceError(f"{verb} failed: no HIP library", text, NO_LIBRARY_HINT)
     return DeviceError(f"{verb} failed", f"{function}: {text}", "`strata doctor` reports more")
-
-
-def opened_library(binding: Binding, maps: Path = Path("/proc/self/maps")) -> str:
-    """Path of the library that the binding opened. Raises DeviceError where there is none.
-
-    Another copy of it than the binding's would be another runtime with handles of its own.
-    """
-    with suppress(DeviceError):  # a call that opens it; what it answers is another's matter
-        binding.call("count devices", binding.hip.hipGetDeviceCount)
-    found = set()
-    for line in maps.read_text("utf-8", "replace").splitlines():
-        path = line.partition("/")[1] + line.partition("/")[2]
-        if "amdhip64" in Path(path).name:
-            found.add(path)
-    if len(found) == 1:
-        return found.pop()
-    if found:
-        raise DeviceError(
-            "there are several HIP libraries in this process",
-            f"mapped are {', '.join(sorted(found))}; each has devices and handles of its own",
-            "let one ROCm be found: ROCM_PATH and LD_LIBRARY_PATH must not name different ones",
-        )
-    raise DeviceError(
-        "the HIP library cannot be found in this process",
-        "the binding answers, but no file named libamdhip64 is mapped",
-        "tell its authors, with the output of `strata doctor --json`",
-    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 from strata_core.errors import DeviceError
 from strata_core.kernels.code_cache import CodeCache
+from strata_core.kernels.device.driver import Compiled, obtain_code
 from strata_core.kernels.device.sources import Source, source_of
 from strata_core.runtime import KernelKey
 from strata_hip.architectures import check_known
@@ -18,22 +20,17 @@ OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off")
 class Compiler:
     """Compiles for any architecture; needs no device. Thread-safe as far as hiprtc is."""
 
-    def __init__(self, binding: Binding, cache: CodeCache) -> None:
+    def __init__(self, binding: Binding, cache: CodeCache | None = None) -> None:
         """Nothing is opened yet."""
         self._binding = binding
         self._cache = cache
         self._rocm: tuple[int, int, int] | None = None
 
-    def compiled(self, key: KernelKey, architecture: str) -> tuple[bytes, str]:
-        """A kernel's code object and the name of its entry. Raises DeviceError."""
-        source = source_of(key)
-        version = ".".join(map(str, self.version()))
-        name = CodeCache.key("hip", architecture, version, *OPTIONS, source.text)
-        code = self._cache.read(name)
-        if code is None:
-            code = self.compile(source, architecture)
-            self._cache.write(name, code)
-        return code, source.entry
+    def obtain(self, key: KernelKey, architecture: str) -> Compiled:
+        """A kernel's code object and its entry. Raises DeviceError."""
+        facts = ("hip", architecture, ".".join(map(str, self.version())), *OPTIONS)
+        make = partial(self.compile, architecture=architecture)
+        return obtain_code(self._cache, source_of(key), facts, make)
 
     def compile(self, source: Source, architecture: str) -> bytes:
         """A code object, without the cache. Raises DeviceError with the compiler's words."""

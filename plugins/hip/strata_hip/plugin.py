@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
 from strata_core.hookspecs import hookimpl
 from strata_core.interfaces import (
     Allocator,
@@ -15,24 +12,13 @@ from strata_core.interfaces import (
     BackendRecord,
     Capabilities,
 )
-from strata_hip.probe import probe_allocator, probe_backend
-
-if TYPE_CHECKING:
-    from strata_core.machine import Machine
-    from strata_core.runtime import Device
+from strata_hip.probe import planned_devices, probe_allocator, probe_backend
 
 API = (1, 0)
 """The interface version that this distribution is written for."""
 
 EXACT = Capabilities(kv_types=("fp16", "fp32", "int8"), exact=True)
 """What core's device kernels can do: every weight type, with the CPU's bits."""
-
-
-def _devices(_machine: Machine, _options: Mapping[str, Any]) -> Sequence[Device]:
-    from strata_hip.binding import load_binding
-    from strata_hip.runtime import describe_all
-
-    return describe_all(load_binding())
 
 
 def _build_backend(context: BackendContext) -> Backend:
@@ -65,7 +51,7 @@ def strata_backends() -> list[BackendRecord]:
             probe=probe_backend,
             build=_build_backend,
             capabilities=EXACT,
-            devices=_devices,
+            devices=planned_devices,
         )
     ]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strata_core.errors import StrataError
 from strata_core.interfaces import Probe, Unusable, Usable
+from strata_core.runtime import Device
 from strata_hip.architectures import FAMILIES, serves
+from strata_hip.binding import NO_DEVICE_HINT
 from strata_hip.kernel_driver import can_open, list_gpus
 
 if TYPE_CHECKING:
@@ -56,6 +59,8 @@ def _devices(machine: Machine) -> Probe:
         return Unusable("the recorded facts do not say what the HIP runtime answers", _NOT_RECORDED)
     if found["error"]:
         return Unusable(found["error"], found["hint"])
+    if not found["devices"]:
+        return Unusable("the HIP runtime is there, but counts 0 devices", NO_DEVICE_HINT)
     served = [d for d in found["devices"] if serves(d["architecture"])]
     if not served:
         names = ", ".join(f"{d['name']} ({d['architecture']})" for d in found["devices"])
@@ -66,7 +71,7 @@ def _devices(machine: Machine) -> Probe:
 
 
 def ask_devices() -> dict[str, Any]:
-    """What the runtime says: `devices` (name, architecture), or `error` with a `hint`."""
+    """What the runtime says: `devices` as JSON data, or `error` with a `hint`."""
     from strata_hip.binding import load_binding
     from strata_hip.runtime import describe_all
 
@@ -75,15 +80,38 @@ def ask_devices() -> dict[str, Any]:
     except StrataError as error:
         why = " ".join((error.why or error.what).split())
         return {"error": f"{error.what}: {why}", "hint": error.remedy, "devices": []}
-    named = [{"name": d.name, "architecture": d.architecture} for d in devices]
+    fields = ("name", "architecture", "total", "units", "warp")
+    named = [{name: getattr(d, name) for name in fields} for d in devices]
     return {"error": "", "hint": "", "devices": named}
+
+
+def planned_devices(machine: Machine, _options: Mapping[str, Any]) -> Sequence[Device]:
+    """The devices as the runtime lists them, for planning; none where it does not answer."""
+    found = machine.observe("hip:devices", ask_devices)
+    if found is None:
+        return ()
+    return [
+        Device(
+            index=index,
+            label=f"HIP{index}",
+            name=device["name"],
+            architecture=device["architecture"],
+            total=device.get("total", 0),
+            units=device.get("units", 0),
+            warp=device.get("warp", 0),
+        )
+        for index, device in enumerate(found["devices"])
+    ]
 
 
 def _platform(machine: Machine) -> Unusable | None:
     if (machine.os, machine.architecture) == ("linux", "x86_64"):
         return None
     where = f"{machine.os} on {machine.architecture}"
-    return Unusable(f"there is no hip-python package for {where}, only for linux on x86_64")
+    return Unusable(
+        f"there is no hip-python package for {where}, only for linux on x86_64",
+        "start Linux on a processor of that kind, or choose another backend",
+    )
 
 
 def _adapter(machine: Machine) -> Unusable | None:
@@ -92,7 +120,10 @@ def _adapter(machine: Machine) -> Unusable | None:
     if any(adapter.vendor == VENDOR for adapter in machine.adapters):
         return None
     if machine.wsl:
-        return Unusable("AMD graphics cards under WSL are not supported")
+        return Unusable(
+            "AMD graphics cards under WSL are not supported",
+            "start Linux itself, or choose another backend",
+        )
     return Unusable(
         "no AMD graphics adapter on PCI",
         "in a virtual machine or container, pass the adapter through",

@@ -81,6 +81,8 @@ hipError_t = enum.IntEnum(  # noqa: N816 - HIP's name, and so on
         "hipSuccess": 0,
         "hipErrorInvalidValue": 1,
         "hipErrorOutOfMemory": 2,
+        "hipErrorNotInitialized": 3,
+        "hipErrorInsufficientDriver": 35,
         "hipErrorNoDevice": 100,
         "hipErrorInvalidDevice": 101,
         "hipErrorOperatingSystem": 304,
@@ -91,6 +93,7 @@ hipError_t = enum.IntEnum(  # noqa: N816 - HIP's name, and so on
         "hipErrorHostMemoryAlreadyRegistered": 712,
         "hipErrorHostMemoryNotRegistered": 713,
         "hipErrorNotSupported": 801,
+        "hipErrorUnknown": 999,
     },
 )
 

@@ -30,12 +30,14 @@ READY = {**OPEN, **RUNTIME, **BOUND}
 CASES = [
     # facts, observed -> reason, words of the hint
     ({"os": "windows"}, {},
-     "there is no hip-python package for windows on x86_64, only for linux on x86_64", ""),
+     "there is no hip-python package for windows on x86_64, only for linux on x86_64",
+     "start Linux"),
     ({"architecture": "aarch64"}, {},
-     "there is no hip-python package for linux on aarch64, only for linux on x86_64", ""),
+     "there is no hip-python package for linux on aarch64, only for linux on x86_64",
+     "another backend"),
     ({}, MISSING, "no AMD graphics adapter on PCI", "pass the adapter through"),
-    ({"adapters": OTHER}, MISSING, "no AMD graphics adapter on PCI", ""),
-    ({"wsl": 2}, MISSING, "AMD graphics cards under WSL are not supported", ""),
+    ({"adapters": OTHER}, MISSING, "no AMD graphics adapter on PCI", "container"),
+    ({"wsl": 2}, MISSING, "AMD graphics cards under WSL are not supported", "start Linux itself"),
     ({"adapters": CARD}, {}, "the recorded facts do not say whether /dev/kfd exists",
      "strata-hip installed"),
     ({"adapters": CARD}, MISSING,
@@ -60,6 +62,11 @@ CASES = [
      "the recorded facts do not say what the HIP runtime answers", "strata-hip installed"),
     ({"adapters": None}, {**READY, **says(error="count devices failed: no HIP library", hint="x")},
      "count devices failed: no HIP library", "x"),
+    ({"adapters": CARD}, {**READY, **says()},
+     "the HIP runtime is there, but counts 0 devices", "HIP_VISIBLE_DEVICES"),
+    ({"adapters": CARD},
+     {**READY, **says(error="the HIP library lacks hipGraphLaunch: it is old", hint="newer ROCm")},
+     "the HIP library lacks hipGraphLaunch: it is old", "newer ROCm"),
     ({"adapters": ()}, {**READY, **says(("Radeon VII", "gfx900"))},
      "there are no kernels for Radeon VII (gfx900)", "gfx11xx"),
 ]  # fmt: skip
@@ -70,6 +77,7 @@ def test_the_first_obstacle_is_named(record, facts, observed, reason, hint):
     answer = probe.probe_backend(record(observed, **facts))
     assert isinstance(answer, Unusable)
     assert answer.reason == reason
+    assert answer.hint
     assert hint in answer.hint
 
 
@@ -89,6 +97,18 @@ def test_a_machine_that_can_be_served(record):
     assert probe.probe_allocator(ready) == probe.probe_backend(ready)
     bare = record(MISSING)
     assert probe.probe_allocator(bare) == probe.probe_backend(bare)
+
+
+def test_devices_for_planning_are_the_recorded_ones(record):
+    (backend,) = plugin.strata_backends()
+    told = {"name": "Instinct MI300X", "architecture": "gfx942"}
+    more = {"total": 192 << 30, "units": 304, "warp": 64}
+    answer = {"error": "", "hint": "", "devices": [told, {**told, **more}]}
+    first, second = backend.devices(record({**READY, "hip:devices": answer}), {})
+    assert (first.label, first.architecture, first.total) == ("HIP0", "gfx942", 0)
+    assert (second.index, second.total, second.units, second.warp) == (1, 192 << 30, 304, 64)
+    assert backend.devices(record({**READY, **says(error="no library")}), {}) == []
+    assert backend.devices(record(READY), {}) == ()
 
 
 def test_the_records():

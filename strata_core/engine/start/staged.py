@@ -11,6 +11,7 @@ from strata_core.interfaces import (
     ExpertFiles,
     Limits,
     Progress,
+    Region,
     Source,
     Weights,
 )
@@ -99,3 +100,11 @@ class FindsLimit(Protocol):
 
     def contexts_ready(self, devices: Sequence[int]) -> None:
         """These devices' contexts are open, nothing is pinned yet. Raises StrataError."""
+
+
+@runtime_checkable
+class KnowsRegions(Protocol):
+    """An allocator that can say what it has given."""
+
+    def regions(self) -> tuple[Region, ...]:
+        """What is held now, each region once all of its spans are settled."""

@@ -59,6 +59,9 @@ class CpuBackend:
         try:
             executor.prepare("single")
             executor.prepare("prompt")
+        except BaseException:
+            executor.close()
+            raise
         finally:
             progress.done()
         check = check_cpu_lane(self._library, self._pool, self._library.steps)

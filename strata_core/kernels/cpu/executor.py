@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from strata_core.errors import EngineError
 from strata_core.interfaces import (
-    Expert,
     ExpertFiles,
     Limits,
     Source,
-    StableSource,
     Weights,
     Window,
 )
+from strata_core.kernels.cpu.builder import Mode
 from strata_core.kernels.cpu.frame import Frame, KvStore
 from strata_core.kernels.cpu.library import Library
-from strata_core.kernels.cpu.lower import Lowering, Mode, mode_of
+from strata_core.kernels.cpu.lower import Lowering, mode_of
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool, Schedule
+from strata_core.kernels.cpu.serving import Serving
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.storage import Storage
 from strata_core.kernels.cpu.workspace import Dense, ExpertLayer, Workspace, served_words
 from strata_core.kernels.exact_float import widen
 from strata_core.kernels.program import Program, Weight
 from strata_core.memory.address import address_of
-
-
-@frozen(eq=False)
-class Round:
-    """What one window runs: schedules, and between them the layers whose experts are fetched."""
-
-    schedules: tuple[Schedule, ...]
-    layers: tuple[int, ...]
 
 
 class CpuExecutor:
@@ -56,15 +45,22 @@ class CpuExecutor:
     ) -> None:
         self._program, self._limits = program, limits
         self._library, self._pool = library, pool
-        self._source, self._files = source, experts
+        self._files = experts
         self._storage = Storage()
         self._frame = Frame(self._storage, limits, program.rope, program.top_k)
         status = self._storage.zeros((1,), np.uint32)
         self._work = Workspace(self._storage, limits, program.top_k, status)
         self._weights = self._place(weights)
-        self._pausing = not isinstance(source, StableSource)
-        self._experts = self._expert_layers(experts)
-        self._rounds: dict[Mode, Round] = {}
+        self._experts = {
+            layer: ExpertLayer(
+                layout,
+                self._storage.zeros((experts.count, 3), np.uint64),
+                served_words(self._storage, experts),
+            )
+            for layer, layout in experts.layouts.items()
+        }
+        self._serving = Serving(source, self._experts)
+        self._rounds: dict[Mode, Schedule] = {}
         self._slots: dict[int, KvStore] = {}
 
     # placing
@@ -83,17 +79,8 @@ class CpuExecutor:
             placed[weight] = Dense(type_name, rows, address_of(data), data.nbytes)
         return placed
 
-    def _expert_layers(self, experts: ExpertFiles) -> dict[int, ExpertLayer]:
-        layers = {}
-        for layer, layout in experts.layouts.items():
-            table = self._storage.zeros((experts.count, 3), np.uint64)
-            if isinstance(self._source, StableSource):
-                table[:] = self._source.addresses(layer)
-            layers[layer] = ExpertLayer(layout, table, served_words(self._storage, experts))
-        return layers
-
-    def prepare(self, mode: Mode) -> Round:
-        """The round of a mode, lowered and compiled at its first use."""
+    def prepare(self, mode: Mode) -> Schedule:
+        """The schedule of a mode, lowered and compiled at its first use."""
         if mode not in self._rounds:
             lowering = Lowering(
                 self._program,
@@ -104,15 +91,9 @@ class CpuExecutor:
                 self._weights,
                 self._experts,
                 self._pool.threads,
-                pausing=self._pausing,
+                self._serving,
             )
-            phases = lowering.lower()
-            edges = [0, *(at for at, _ in lowering.cuts), len(phases)]
-            parts = [phases[a:b] for a, b in itertools.pairwise(edges)]
-            self._rounds[mode] = Round(
-                tuple(Schedule.of(part) for part in parts),
-                tuple(layer for _, layer in lowering.cuts),
-            )
+            self._rounds[mode] = Schedule.of(lowering.lower())
         return self._rounds[mode]
 
     # sequences
@@ -151,40 +132,14 @@ class CpuExecutor:
                 f"the program is bound for {self._limits.tokens} and {self._limits.logits}",
                 "this is an error in the engine; please report it",
             )
-        part = self.prepare(mode_of(tokens, wanted))
+        schedule = self.prepare(mode_of(tokens, wanted))
         self._frame.fill(window, [self._slots[int(s)] for s in window.slots])
         self._work.status[0] = NOTHING_LATCHED
-        self._run_round(part, tokens)
+        self._serving.run(self._pool, schedule)
         if self._work.status[0] != NOTHING_LATCHED:
             raise not_finite(self._program, self._files, int(self._work.status[0]))
         logits: NDArray[np.float32] = self._work.buffer(self._program.logits)[:wanted]
         return logits
-
-    def _run_round(self, part: Round, tokens: int) -> None:
-        self._pool.run(part.schedules[0])
-        for layer, schedule in zip(part.layers, part.schedules[1:], strict=True):
-            needed = self._picked(layer, tokens)
-            self._source.begin_layer(layer, needed)
-            held: list[Expert] = []
-            try:
-                for index in needed:
-                    expert = Expert(layer, index)
-                    self._experts[layer].table[index] = self._source.view(expert).parts
-                    held.append(expert)
-                self._pool.run(schedule)
-            finally:
-                for expert in held:
-                    self._source.release(expert)
-
-    def _picked(self, layer: int, tokens: int) -> list[int]:
-        picks = self._work.buffer(self._picks_of(layer))
-        return [int(i) for i in np.unique(picks[: tokens * self._program.top_k])]
-
-    def _picks_of(self, layer: int) -> Any:
-        for op in self._program.ops:
-            if op.kernel == "experts" and op.args["layer"] == layer:
-                return op.args["picks"]
-        raise KeyError(layer)
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Experts and bytes computed by the CPU lane; tokens that share an expert count each."""
@@ -192,12 +147,17 @@ class CpuExecutor:
         nbytes = sum(count * self._experts[n].layout.nbytes for n, count in served.items())
         return {"cpu": {"experts": sum(served.values()), "bytes": nbytes}}
 
+    def asked(self) -> Mapping[str, int]:
+        """Experts that the source had to be asked for in rounds."""
+        return self._serving.counters()
+
     def picks(self) -> Mapping[int, NDArray[np.int64]]:
         """How often each expert was chosen so far, by layer."""
         return {n: layer.served[2:].copy() for n, layer in self._experts.items()}
 
     def close(self) -> None:
         """Drop buffers and slots; the pool belongs to the backend."""
+        self._serving.close()
         self._slots.clear()
         self._rounds.clear()
 

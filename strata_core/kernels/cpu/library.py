@@ -8,7 +8,15 @@ from collections.abc import Callable
 from attrs import frozen
 from llvmlite import ir
 
-from strata_core.kernels.cpu import attention, elementwise, expert_plan, hand_over, linear
+from strata_core.kernels.cpu import (
+    attention,
+    elementwise,
+    expert_plan,
+    hand_over,
+    linear,
+    mailbox,
+    page_steps,
+)
 from strata_core.kernels.cpu.crew import emit_crew
 from strata_core.kernels.cpu.jit import Code, Compiler
 from strata_core.kernels.cpu.target import Target
@@ -30,6 +38,9 @@ def _shared(module: ir.Module, target: Target, largest: int) -> None:
     hand_over.emit_launch(module)
     hand_over.emit_wait(module, target)
     hand_over.emit_tally(module)
+    mailbox.emit_ask(module)
+    page_steps.emit_advise(module)
+    mailbox.emit_take(module, target)
     elementwise.emit_rms_norm(module)
     elementwise.emit_rope(module)
     elementwise.emit_add(module)
@@ -59,6 +70,9 @@ SHARED = frozenset(
         "launch",
         "wait",
         "tally",
+        "ask",
+        "take",
+        "advise",
     }
 )
 

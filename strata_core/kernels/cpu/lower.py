@@ -7,29 +7,25 @@ quantised weight needs its input as records; they are made once, however many we
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import frozen
 
 from strata_core.errors import CheckpointError
 from strata_core.kernels.cpu.attention import PARTIAL_HEAD
-from strata_core.kernels.cpu.frame import Frame
-from strata_core.kernels.cpu.library import Library, Step
+from strata_core.kernels.cpu.builder import Builder, Mode
+from strata_core.kernels.cpu.library import Step
 from strata_core.kernels.cpu.linear import CHUNK, GROUP_FIELDS
-from strata_core.kernels.cpu.pool import Phase, StepCall
+from strata_core.kernels.cpu.pool import Phase, yield_function
 from strata_core.kernels.cpu.unpack import UNPACK
-from strata_core.kernels.cpu.workspace import Dense, ExpertLayer, Workspace
+from strata_core.kernels.cpu.workspace import ExpertLayer
 from strata_core.kernels.exact import SPLIT
 from strata_core.kernels.fit import check_experts, check_heads, check_router
-from strata_core.kernels.program import Buffer, Op, Program, Weight
+from strata_core.kernels.program import Op, Weight
 
 WINDOW = 8
 """Most tokens for which attention keeps the partials of all splits."""
-
-Mode = Literal["single", "window", "prompt"]
-"""One token; up to WINDOW; more."""
 
 
 def mode_of(tokens: int, logits: int) -> Mode:
@@ -39,45 +35,13 @@ def mode_of(tokens: int, logits: int) -> Mode:
     return "window" if tokens <= WINDOW else "prompt"
 
 
-@define
-class _Open:
-    """A phase that is still being filled. `domain` is None for side by side."""
-
-    domain: str | None
-    steps: list[StepCall] = field(factory=list)
-    read: set[str] = field(factory=set)
-    written: set[str] = field(factory=set)
-    closed: bool = False
+WAVES = 2
+"""How often a layer's experts that were waited for are computed as they land: after the first one
+of them, and after the last. What was there at once is computed before."""
 
 
-class Lowering:
+class Lowering(Builder):
     """Turns one program into the phases of one mode."""
-
-    def __init__(
-        self,
-        program: Program,
-        mode: Mode,
-        library: Library,
-        workspace: Workspace,
-        frame: Frame,
-        weights: Mapping[Weight, Dense],
-        experts: Mapping[int, ExpertLayer],
-        threads: int,
-        *,
-        pausing: bool,
-    ) -> None:
-        """`pausing`: experts get their addresses during the round, after their layer's routing."""
-        self.program, self.mode, self.library = program, mode, library
-        self.work, self.frame = workspace, frame
-        self.weights, self.experts = weights, experts
-        self.threads, self.pausing = threads, pausing
-        # prompts have enough tokens to share the transposing of weights
-        self._layout = "tiles" if mode == "prompt" else "rows"
-        self._quantise = Step("quantise_tiles" if mode == "prompt" else "quantise")
-        self.phases: list[_Open] = []
-        self.cuts: list[tuple[int, int]] = []
-        self._packed: dict[str, np.ndarray] = {}
-        self._op = 0
 
     def lower(self) -> list[Phase]:
         """All phases in order."""
@@ -93,84 +57,6 @@ class Lowering:
         op = self.program.ops[number]
         getattr(self, f"_{op.kernel}")(op)
         return self._made()
-
-    def _made(self) -> list[Phase]:
-        return [Phase(tuple(p.steps), side_by_side=p.domain is None) for p in self.phases]
-
-    # phases
-
-    def _together(self, domain: str, step: Step, args: list[int], units: int) -> None:
-        """Add a step whose units are the rows of `domain`."""
-        last = self.phases[-1] if self.phases else None
-        if last is None or last.closed or last.domain != domain:
-            last = _Open(domain)
-            self.phases.append(last)
-        last.steps.append(self._call(step, args, units))
-
-    def _side(self, step: Step, args: list[int], units: int, reads: str, writes: str) -> None:
-        """Add a step that may run beside others which do not write what it reads."""
-        last = self.phases[-1] if self.phases else None
-        apart = last is None or last.closed or last.domain is not None
-        if last is None or apart or reads in last.written or writes in last.read | last.written:
-            last = _Open(None)
-            self.phases.append(last)
-        last.steps.append(self._call(step, args, units))
-        last.read.add(reads)
-        last.written.add(writes)
-
-    def _end_phase(self) -> None:
-        """Whatever comes next starts a phase of its own."""
-        if self.phases:
-            self.phases[-1].closed = True
-
-    def _call(self, step: Step, args: list[int], units: int) -> StepCall:
-        address = self.library.address(step)
-        return StepCall(address, self.work.storage.words(args), units)
-
-    # operands
-
-    def _at(self, op: Op, name: str) -> int:
-        return int(self.work.buffer(self._buffer(op, name)).ctypes.data)
-
-    def _buffer(self, op: Op, name: str) -> Buffer:
-        return cast("Buffer", op.args[name])
-
-    def _int(self, op: Op, name: str) -> int:
-        return int(cast("int", op.args[name] or 0))
-
-    def _status(self) -> list[int]:
-        return [int(self.work.status.ctypes.data), self._op]
-
-    def _wrote(self, op: Op, *names: str) -> None:
-        for name in names:
-            self._packed.pop(self._buffer(op, name).name, None)
-
-    def _rowwise(self, op: Op, step: str, args: list[int], out: str) -> None:
-        rows = self._buffer(op, out).rows
-        self._together(rows, Step(step), args, self.frame.count(rows))
-        self._wrote(op, out)
-
-    def _records(self, buffer: Buffer) -> np.ndarray:
-        """The buffer's rows as records, quantised now unless that is done."""
-        if buffer.name not in self._packed:
-            rows = self.work.rows(buffer.rows)
-            pack = self.work.scratch((buffer.name, self._layout), rows, buffer.width, "pack")
-            x = self.work.buffer(buffer)
-            args = [x.ctypes.data, pack.ctypes.data, buffer.width, pack.strides[0]]
-            count = self.frame.count(buffer.rows)
-            self._together(buffer.rows, self._quantise, [*args, *self._status()], count)
-            self._packed[buffer.name] = pack
-        return self._packed[buffer.name]
-
-    def _products(self, name: str, *types: str) -> Step:
-        """A step that multiplies rows, in this mode's layout where its types have one."""
-        quantised = any(t in UNPACK for t in types)
-        tiled = ("tiles",) if quantised and self._layout == "tiles" else ()
-        return Step(name, (*types, *tiled))
-
-    def _input(self, buffer: Buffer, type_name: str) -> np.ndarray:
-        """The rows that a weight of a type multiplies: records, or the floats themselves."""
-        return self._records(buffer) if type_name in UNPACK else self.work.buffer(buffer)
 
     # kernels
 
@@ -302,16 +188,61 @@ class Lowering:
         self._together("token", step, [*args, *sizes, *self._status()], count)
 
     def _experts(self, op: Op) -> None:
-        x, out = self._buffer(op, "x"), self._buffer(op, "out")
-        layer = self.experts[self._int(op, "layer")]
-        gate, up, down = layer.layout.parts
-        types = (gate.type, up.type, down.type)
+        x, layer = self._buffer(op, "x"), self.experts[self._int(op, "layer")]
+        gate = layer.layout.parts[0]
         check_experts(self._int(op, "layer"), layer.layout, _unsupported)
         source = self._input(x, gate.type)
-        if self.pausing:
+        if not self.serving.asks:
+            self._hint(op, layer)
+            self._groups(op, layer, source, self._at(op, "picks"))
+        else:
+            self._in_waves(op, layer, source)
+        self._wrote(op, "out")
+
+    def _in_waves(self, op: Op, layer: ExpertLayer, source: np.ndarray) -> None:
+        """Compute the experts that are there while the others are on their way, then those."""
+        entries, storage = self.work.rows("pick"), self.work.storage
+        now, late = (self.work.scratch(n, 1, entries, "int32").ctypes.data for n in ("now", "late"))
+        # a word of its own for each wave: threads may still look at one while the next is written
+        left = [storage.words([0]) for _ in range(WAVES + 1)]
+        serving, count = self.serving, self.frame.count("pick")
+        box = int(serving.box.ctypes.data)
+        picks = [self._at(op, "picks"), count, layer.table.ctypes.data, now, late, left[0]]
+        how = [box, self._int(op, "layer"), serving.send, serving.pipe]
+        self._together(self._one_unit(), Step("ask"), [*picks, *how], self.frame.one)
+        self._groups(op, layer, source, now)
+        for wave in range(WAVES):
             self._end_phase()
-            self.cuts.append((len(self.phases), self._int(op, "layer")))
-        lists = self._plan(op, layer, source)
+            # a wave is three phases: its experts, gate and up, down
+            self.phases[-1].unless, self.phases[-1].leaves_out = left[wave], 3 * (WAVES - wave)
+            least = 1 if wave + 1 < WAVES else len(layer.table)
+            args = [late, count, now, left[wave + 1], box, least, yield_function()]
+            self._together("leader", Step("take"), args, self.frame.one)
+            self.phases[-1].leader = True
+            self._groups(op, layer, source, now, "leader")
+        self._end_phase()
+
+    def _hint(self, op: Op, layer: ExpertLayer) -> None:
+        """Have the system begin to read the pages of all experts that are picked."""
+        hints = self.serving.hints
+        if hints is None:
+            return
+        sizes = self.work.storage.words([part.nbytes for part in layer.layout.parts])
+        args = [self._at(op, "picks"), self.frame.count("pick"), layer.table.ctypes.data, sizes]
+        args += [hints.function, hints.will_need]
+        self._together(self._one_unit(), Step("advise"), args, self.frame.one)
+
+    def _one_unit(self) -> str:
+        """The domain of a step with one unit; with a single token it may follow the routing."""
+        return "token" if self.mode == "single" else "plan"
+
+    def _groups(
+        self, op: Op, layer: ExpertLayer, source: np.ndarray, picks: int, domain: str | None = None
+    ) -> None:
+        """Compute the experts of the picks at an address."""
+        gate, up, down = layer.layout.parts
+        types = (gate.type, up.type, down.type)
+        lists = self._plan(op, layer, source, picks, domain or self._one_unit())
         status = self._status()
         inputs = gate.columns // 32 if gate.type in UNPACK else gate.columns
         strides = [p.nbytes // p.rows for p in (gate, up, down)]
@@ -321,11 +252,13 @@ class Lowering:
         length = down.columns // 32 if down.type in UNPACK else down.columns
         args = [lists.groups, lists.inner, lists.ys, strides[2], 0, length, down.rows]
         step = self._products("down", down.type)
-        self._side(step, [*args, *status], lists.units + 8, "inner", out.name)
-        self._wrote(op, "out")
+        out = self._buffer(op, "out").name
+        self._side(step, [*args, *status], lists.units + 8, "inner", out)
 
-    def _plan(self, op: Op, layer: ExpertLayer, source: np.ndarray) -> _Lists:
-        """Add the step that sorts the picks; what it writes."""
+    def _plan(
+        self, op: Op, layer: ExpertLayer, source: np.ndarray, picks: int, domain: str
+    ) -> _Lists:
+        """Add the step that sorts picks; what it writes."""
         gate, _, down = layer.layout.parts
         entries = self.work.rows("pick")
         storage, scratch = self.work.storage, self.work.scratch
@@ -341,7 +274,7 @@ class Lowering:
             inner=int(scratch("inner list", 1, entries, "int64").ctypes.data),
         )
         args = [
-            self._at(op, "picks"),
+            picks,
             self.frame.count("token"),
             self.program.top_k,
             count,
@@ -358,8 +291,6 @@ class Lowering:
             lists.inner,
             layer.served.ctypes.data,
         ]
-        # one unit; with a single token it may follow the routing in the same phase
-        domain = "token" if self.mode == "single" else "plan"
         self._together(domain, Step("plan"), args, self.frame.one)
         return lists
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from strata_core.builtin import CPU
 from strata_core.cache.rank import ranking as evenly
-from strata_core.errors import StrataError
+from strata_core.errors import Degradation, StrataError
 from strata_core.interfaces import (
     BackendContext,
     Capabilities,
@@ -24,15 +25,28 @@ from strata_core.interfaces import (
 from strata_core.kernels.cpu.backend import compiler_of, threads_of
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
+from strata_core.kernels.device.cells import Cells
 from strata_core.kernels.device.executor import PATIENCE, DeviceExecutor
 from strata_core.kernels.device.host_lane import HostLane
 from strata_core.kernels.device.layout import MOST_TOKENS
+from strata_core.kernels.device.measure import cpu_lane, link_lane, samples
 from strata_core.kernels.device.options import DeviceOptions, read_options
 from strata_core.kernels.device.placement import Order, Placement
 from strata_core.kernels.device.rounds import Hand, Maker
+from strata_core.kernels.device.split import Split, by_lanes, by_share
 from strata_core.kernels.program import Program
 from strata_core.memory.ledger import Ledger, vram
 from strata_core.runtime import Runtime
+
+_log = logging.getLogger("strata.device")
+
+_UNMEASURED = Degradation(
+    what="the CPU computes every expert that no device holds",
+    why="the link could not be measured: the device has no room for one expert more, or the copy "
+    "failed",
+    cost="decoding is slower than with a share of them fetched by the device",
+    remedy="make --expert-cache smaller, or give the share with --pcie-frac",
+)
 
 
 class DeviceBackend:
@@ -148,7 +162,14 @@ class DeviceBackend:
             self._patience,
             np.zeros(2, np.int64),
         )
+        prompts = placement.prompt_path(source, self._patience)
         host = HostLane(model, exchange, experts, source, self._library, self._pool.threads)
+        try:
+            split = self._split(placement, cells, host)
+            placement.put_split(split.table)
+        except BaseException:
+            host.close()
+            raise
         maker = Maker(
             self.runtime,
             placement.device,
@@ -159,9 +180,8 @@ class DeviceBackend:
             placement.helpers,
             host,
             hand,
-            self.options.link_share >= 1,
+            split,
         )
-        prompts = placement.prompt_path(source, self._patience)
         executor = DeviceExecutor(
             maker,
             prompts,
@@ -181,6 +201,34 @@ class DeviceBackend:
         finally:
             progress.done()
         return executor
+
+    def _split(self, placement: Placement, cells: Cells, host: HostLane) -> Split:
+        """The split of misses that was asked for, or the one that the lanes' rates make best."""
+        asked, shape = self.options.link_share, placement.model.shape
+        if asked != "auto":
+            return Split(table=by_share(shape.entries, asked), asked=asked)
+        none = Split(table=by_share(shape.entries, 0.0), asked=asked)
+        host.serving.refresh()
+        over = samples(cells, host, shape.top_k)
+        if not over:
+            return none
+        link = link_lane(
+            self.runtime, placement.held, placement.device, placement.stream, host, over
+        )
+        if link is None:
+            self._degrade(_UNMEASURED)
+            return none
+        cpu = cpu_lane(host, self._pool, over)
+        table = by_lanes(shape.entries, over[0].layout.nbytes, link, cpu)
+        _log.info(
+            "the link moves %.1f GB/s, the CPU computes %.1f GB/s: of 1 to %d misses of a layer "
+            "%s go over the link",
+            link.rate / 1e9,
+            cpu.rate / 1e9,
+            shape.top_k,
+            ", ".join(map(str, table[1 : shape.top_k + 1].tolist())),
+        )
+        return Split(table=table, asked=asked, link=link, cpu=cpu)
 
     def _drop(self, placement: Placement) -> None:
         if placement in self._placements:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from attrs import evolve
@@ -22,7 +23,7 @@ from strata_core.kernels.device.kv import KvRoom, KvRooms
 from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYTES
 from strata_core.kernels.device.lower import Mode
 from strata_core.kernels.device.prompt import PromptPath
-from strata_core.kernels.device.rounds import Maker, Part, Round
+from strata_core.kernels.device.rounds import Maker, Round
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.held import undo_all
 
@@ -167,26 +168,19 @@ class DeviceExecutor:
         self._helper_status[:] = NOTHING_LATCHED
         self._maker.host.begin(mode.tokens)
         self._maker.hand.failure[:] = NO_FAILURE
-        for part in ready.parts:
-            self._run_part(part, mode.tokens)
-            if self._maker.hand.failure[0] != NO_FAILURE:
-                raise self._stopped(ready)
+        self._run_round(ready)
+        if self._maker.hand.failure[0] != NO_FAILURE:
+            raise self._stopped(ready)
         latched = self._latched()
         if latched != NOTHING_LATCHED:
             raise not_finite(self._model.program, self._files, latched)
         return self._rows[:wanted]
 
-    def _run_part(self, part: Part, tokens: int) -> None:
-        host = self._maker.host
-        try:
-            if part.before is not None:
-                host.acquire(part.before, tokens)
-            if part.schedule is not None:
-                self._pool.run(part.schedule)
-            for step in part.steps:
-                self._run_step(step.function, step.args, 0, 1)
-        finally:
-            host.release()
+    def _run_round(self, ready: Round) -> None:
+        if ready.schedule is not None:
+            self._maker.host.serving.run(self._pool, ready.schedule)
+        for step in ready.steps:
+            self._run_step(step.function, step.args, 0, 1)
 
     # failures
 
@@ -251,6 +245,14 @@ class DeviceExecutor:
         totals["hit"]["bytes"] += self._prompts.counts["bytes"]
         return {**totals, **self._prompts.counters()}
 
+    def asked(self) -> Mapping[str, int]:
+        """Experts that the CPU's lane had to ask the source for."""
+        return self._maker.host.serving.counters()
+
+    def lanes(self) -> Mapping[str, Any]:
+        """How misses are split between the link and the CPU, and the rates behind it."""
+        return self._maker.split.as_json(self._model.shape.top_k)
+
     def _counts(self) -> dict[int, NDArray[np.uint64]]:
         """Entries of each layer by lane, read from the device."""
         self._settle()
@@ -275,6 +277,7 @@ class DeviceExecutor:
         graphs = [graph for ready in self._rounds.values() for graph in ready.graphs]
         self._rounds.clear()
         steps: list[Callable[[], None]] = [self._settle, self._prompts.close]
+        steps += [self._maker.host.close]
         steps += [partial(runtime.destroy_graph, graph) for graph in graphs]
         steps += [helper.forget for helper in self._maker.helpers]
         undo_all(runtime, [*steps, self._on_close])

@@ -6,16 +6,19 @@ the picks that fell to the CPU (others are -1), and the rows that the combine wi
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from attrs import evolve
 
-from strata_core.interfaces import Expert, ExpertFiles, Source, StableSource
+from strata_core.interfaces import ExpertFiles, Source
 from strata_core.kernels.cpu.frame import Frame
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.lower import Lowering
-from strata_core.kernels.cpu.pool import Phase, StepCall
+from strata_core.kernels.cpu.pool import Phase, Pool, Schedule, StepCall
+from strata_core.kernels.cpu.serving import Serving
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.storage import Storage
 from strata_core.kernels.cpu.workspace import ExpertLayer, Workspace, served_words
@@ -35,20 +38,18 @@ class HostLane:
         library: Library,
         threads: int,
     ) -> None:
-        self.pausing = not isinstance(source, StableSource)
-        self._model, self._source = model, source
+        self._model = model
         self._library, self._threads = library, threads
         storage = Storage()
         program, limits = model.program, evolve(model.limits, tokens=model.tokens)
         self._frame = Frame(storage, limits, program.rope, program.top_k)
         self.status = storage.zeros((1,), np.uint32)
         self._work = Workspace(storage, limits, program.top_k, self.status)
-        self._experts = {}
+        self.experts = {}
         for layer, layout in experts.layouts.items():
             table = storage.zeros((experts.count, 3), np.uint64)
-            if isinstance(source, StableSource):
-                table[:] = source.addresses(layer)
-            self._experts[layer] = ExpertLayer(layout, table, served_words(storage, experts))
+            self.experts[layer] = ExpertLayer(layout, table, served_words(storage, experts))
+        self.serving = Serving(source, self.experts)
         self._numbers = {}
         for number, op in enumerate(program.ops):
             if op.kernel == "experts":
@@ -57,7 +58,6 @@ class HostLane:
         self._storage = storage
         self._tallies: dict[int, tuple[StepCall, int]] = {}
         self._phases: dict[tuple[int, str], list[Phase]] = {}
-        self._held: list[Expert] = []
 
     def _share(self, number: int, exchange: Exchange) -> None:
         """Have an op's buffers be the exchange's."""
@@ -85,9 +85,9 @@ class HostLane:
                 self._work,
                 self._frame,
                 {},
-                self._experts,
+                self.experts,
                 self._threads,
-                pausing=False,
+                self.serving,
             )
             self._phases[layer, mode] = lowering.lower_only(self._numbers[layer])
         return self._phases[layer, mode]
@@ -102,21 +102,18 @@ class HostLane:
             self._tallies[layer] = (step, out)
         return self._tallies[layer]
 
-    # sources whose addresses hold for a layer only
+    def try_out(self, pool: Pool, layer: int, picks: Sequence[int]) -> float:
+        """Seconds for experts of a layer whose addresses are known; nothing else may be running."""
+        phases = Schedule.of(self.phases(layer, 1))
+        self.begin(1)
+        self._chosen[:] = -1
+        self._chosen[: len(picks), 0] = picks
+        began = time.perf_counter()
+        pool.run(phases)
+        took = time.perf_counter() - began
+        self.experts[layer].served[:] = 0
+        return took
 
-    def acquire(self, layer: int, tokens: int) -> None:
-        """Acquire the experts that the CPU got in a layer; `release` gives them back."""
-        picks = self._chosen[: tokens * self._model.shape.top_k]
-        needed = [int(i) for i in np.unique(picks) if i >= 0]
-        self._source.begin_layer(layer, needed)
-        for index in needed:
-            expert = Expert(layer, index)
-            view = self._source.view(expert)
-            self._held.append(expert)
-            self._experts[layer].table[index] = view.parts
-
-    def release(self) -> None:
-        """Give back what is held."""
-        held, self._held = self._held, []
-        for expert in held:
-            self._source.release(expert)
+    def close(self) -> None:
+        """End the thread that leads rounds which ask for experts."""
+        self.serving.close()

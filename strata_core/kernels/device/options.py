@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from attrs import frozen
 
@@ -20,7 +20,8 @@ class DeviceOptions:
     """`device` computes the model, `helpers` are the devices of helpers 1 to 3.
 
     `cache` and `helper_caches` say how many experts each holds, `budget` the most bytes to take of
-    the first device, `link_share` the part of the misses that goes over the link.
+    the first device, `link_share` the part of the misses that goes over the link: 0 to 1, or "auto"
+    for the split by which link and CPU end at the same time.
     """
 
     device: int
@@ -28,7 +29,7 @@ class DeviceOptions:
     cache: Wish
     helper_caches: tuple[Wish, ...]
     budget: int | None
-    link_share: float
+    link_share: float | Literal["auto"]
 
     @property
     def wanted_helpers(self) -> tuple[int, ...]:
@@ -60,7 +61,7 @@ def read_options(options: Mapping[str, Any], devices: Sequence[Device]) -> Devic
         cache=Wish(_amount(options.get("expert_cache"), "auto"), reserve, "--expert-cache"),
         helper_caches=tuple(wishes),
         budget=None if budget is None else int(float(budget) * GIB),
-        link_share=0.0 if share in (None, "auto") else float(share),
+        link_share="auto" if share in (None, "auto") else float(share),
     )
 
 

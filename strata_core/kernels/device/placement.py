@@ -24,9 +24,9 @@ from strata_core.interfaces import (
     Limits,
     Progress,
     Source,
-    StableSource,
     Weights,
 )
+from strata_core.kernels.cpu.serving import stable_experts
 from strata_core.kernels.cpu.workspace import Dense
 from strata_core.kernels.device.cells import Aliases, Cells
 from strata_core.kernels.device.dense import (
@@ -45,6 +45,7 @@ from strata_core.kernels.device.options import DeviceOptions
 from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.prompt_room import PromptRoom, read_from_file
 from strata_core.kernels.device.regions import Regions
+from strata_core.kernels.device.split import Table
 from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
 from strata_core.kernels.program import Program, Weight
 from strata_core.memory.held import Held, undo_all
@@ -238,12 +239,16 @@ class Placement:
             helper.places = evolve(helper.places, exchange_alias=alias)
             own = Cells.make(layouts, count, helper.pool)
             self._put_cells(own, helper.places.regions, helper.device)
-        misses = np.arange(self.model.shape.entries + 1)
-        share = np.rint(misses * self.options.link_share).astype(np.int32)
-        staging.put(self.device, self.regions.at("share"), share.view(np.uint8))
         staging.drain()
         alias = self._alias(self.device)
         return Places(self.regions, self.exchange, alias, self._dense), cells
+
+    def put_split(self, table: Table) -> None:
+        """Have the misses be split by a table; between rounds only."""
+        assert self.regions is not None
+        staging = self._ready_staging()
+        staging.put(self.device, self.regions.at("share"), table.view(np.uint8))
+        staging.drain()
 
     def close(self) -> None:
         """Give everything back, whatever fails of it. Calling it again does nothing.
@@ -350,12 +355,12 @@ class Placement:
 
     def _aliases(self, source: Source) -> Aliases:
         """Experts that the first device can read over the link, where it is to read any."""
-        if not self.options.link_share or not isinstance(source, StableSource):
+        if not self.options.link_share:
             return {}
         found = {}
         resident = self.resident
         for layer in self.model.layouts:
-            for index in range(self.model.experts):
+            for index in stable_experts(source, layer):
                 expert = Expert(layer, index)
                 if expert in resident:
                     continue

@@ -2,8 +2,8 @@
 
 A round with other lanes is *stepped*: launch a segment, wait for its mail, let helpers and the CPU
 compute, launch the next one. All of it is one schedule of the CPU's pool, so nothing of it waits
-for the interpreter; only a source whose addresses hold for a layer at a time cuts it. A round
-without other lanes is one graph, launched and awaited by the calling thread alone.
+for the interpreter but experts that have no address and must be asked for. A round without other
+lanes is one graph, launched and awaited by the calling thread alone.
 """
 
 from __future__ import annotations
@@ -27,28 +27,18 @@ from strata_core.kernels.device.exchange import word
 from strata_core.kernels.device.helper import Helper
 from strata_core.kernels.device.host_lane import HostLane
 from strata_core.kernels.device.lower import Lowering, Mode, Places, Segment
+from strata_core.kernels.device.split import Split
 from strata_core.kernels.device.workspace import Model
 from strata_core.memory.held import undo_all
 from strata_core.runtime import Runtime
 
 
 @frozen(eq=False)
-class Part:
-    """A part of a round: the CPU's pool runs `schedule`, or the calling thread `steps`.
-
-    Before it the experts of routed layer `before` are acquired, where that is not None.
-    """
+class Round:
+    """A mode, ready to run: the CPU's pool runs `schedule`, or the calling thread `steps`."""
 
     schedule: Schedule | None
     steps: tuple[StepCall, ...]
-    before: int | None = None
-
-
-@frozen(eq=False)
-class Round:
-    """A mode, ready to run."""
-
-    parts: tuple[Part, ...]
     graphs: tuple[int, ...]
     dispatch: str
 
@@ -90,7 +80,7 @@ class Hand:
 
 @define(eq=False)
 class Maker:
-    """Makes rounds for one bound model. `share_full`: the link takes every miss with an alias."""
+    """Makes rounds for one bound model, whose misses go where `split` says."""
 
     runtime: Runtime
     device: int
@@ -101,30 +91,35 @@ class Maker:
     helpers: Sequence[Helper]
     host: HostLane
     hand: Hand
-    share_full: bool
+    split: Split
 
     def make(self, mode: Mode) -> Round:
         """Lower, load, capture and lay out the schedule of a mode."""
-        shared = self.cells.shared_layers(link_takes_all=self.share_full)
+        shared = self.cells.shared_layers(link_takes_all=self._link_takes_all(mode.tokens))
         segments = Lowering(self.model, self.places, mode, shared).lower()
         graphs: list[int] = []
         try:
             for segment in segments:
                 self.runtime.load(self.device, kernels_of(segment.items))
                 graphs.append(capture(self.runtime, self.stream, segment.items))
-            parts = self._parts(segments, graphs, mode.tokens)
+            phases, steps = self._laid_out(segments, graphs, mode.tokens)
         except BaseException:
             with suppress(StrataError):
                 undo_all(self.runtime, [partial(self.runtime.destroy_graph, g) for g in graphs])
             raise
-        return Round(parts, tuple(graphs), "stepped" if shared else "device")
+        dispatch = "stepped" if shared else "device"
+        if not phases:
+            return Round(None, tuple(steps), tuple(graphs), dispatch)
+        schedule = Schedule.of([*phases, Phase(tuple(steps), leader=True)])
+        return Round(schedule, (), tuple(graphs), dispatch)
 
-    def _parts(self, segments: list[Segment], graphs: list[int], tokens: int) -> tuple[Part, ...]:
-        by_host = self.cells.host_layers(link_takes_all=self.share_full)
-        parts: list[Part] = []
+    def _laid_out(
+        self, segments: list[Segment], graphs: list[int], tokens: int
+    ) -> tuple[list[Phase], list[StepCall]]:
+        """The phases of a round, and the leader's steps after the last of them."""
+        by_host = self.cells.host_layers(link_takes_all=self._link_takes_all(tokens))
         phases: list[Phase] = []
         steps: list[StepCall] = []
-        before: int | None = None
         end = self.model.shape.layers
         for segment, graph in zip(segments, graphs, strict=True):
             label = end if segment.layer is None else self.model.routed.index(segment.layer)
@@ -134,20 +129,15 @@ class Maker:
                 break
             awaited = self._start_helpers(segment.layer, label, tokens, steps)
             if segment.layer in by_host:
-                if self.host.pausing:
-                    parts.append(_part(phases, steps, before))
-                    phases, steps, before = [], [], segment.layer
-                else:
-                    # where nothing fell to the CPU its threads go on to the next segment at once
-                    tally, count = self.host.tally(segment.layer)
-                    work = len(self.host.phases(segment.layer, tokens))
-                    steps.append(tally)
-                    phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=work))
-                    steps = []
-                phases += self.host.phases(segment.layer, tokens)
+                # where nothing fell to the CPU its threads go on to the next segment at once
+                tally, count = self.host.tally(segment.layer)
+                work = self.host.phases(segment.layer, tokens)
+                steps.append(tally)
+                phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=len(work)))
+                phases += work
+                steps = []
             steps += awaited
-        parts.append(_part(phases, steps, before))
-        return tuple(parts)
+        return phases, steps
 
     def _start_helpers(
         self, layer: int, label: int, tokens: int, steps: list[StepCall]
@@ -163,13 +153,10 @@ class Maker:
                 awaited.append(self.hand.wait(self._word(label, helper.number), label))
         return awaited
 
+    def _link_takes_all(self, tokens: int) -> bool:
+        """Whether the link takes every miss with an alias, in a window of so many tokens."""
+        return self.split.takes_all(tokens * self.model.shape.top_k)
+
     def _word(self, ordinal: int, helper: int = 0) -> int:
         exchange = self.places.exchange
         return exchange.rest.at("words") + word(exchange.shape, ordinal, helper)
-
-
-def _part(phases: list[Phase], steps: list[StepCall], before: int | None) -> Part:
-    if not phases:
-        return Part(None, tuple(steps), before)
-    last = [Phase(tuple(steps), leader=True)] if steps else []
-    return Part(Schedule.of([*phases, *last]), (), before)

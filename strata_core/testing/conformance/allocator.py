@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -47,10 +48,22 @@ class AllocatorSuite:
             degrade=degradations.append,
             backend=backend,
         )
+        devices = self._open(backend)
         made = self.make(context)
+        if devices and hasattr(made, "contexts_ready"):
+            made.contexts_ready(devices)
         yield made
         made.close()
         backend.close()
+
+    @staticmethod
+    def _open(backend: Any) -> Sequence[int]:
+        """Open the contexts of a backend with devices, as a start does; the devices."""
+        if not hasattr(backend, "open_contexts"):
+            return ()
+        backend.open_contexts()
+        found: Sequence[int] = backend.devices
+        return found
 
     def check_region(self, region: Region, nbytes: int, cuts: list[int], purpose: str) -> None:
         """What holds for every region."""

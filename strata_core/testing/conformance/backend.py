@@ -201,6 +201,11 @@ class BackendSuite:
         counted = sum(lane["experts"] for lane in served.values())
         assert counted == asked, f"{counted} experts are counted, {asked} were asked for"
 
+    def test_closing_twice_is_harmless(self, backend: Backend) -> None:
+        """The suite closes it a third time."""
+        backend.close()
+        backend.close()
+
     def need_exact(self, backend: Backend) -> None:
         """Skip where the backend does not claim to keep the written arithmetic."""
         if not backend.capabilities.exact:

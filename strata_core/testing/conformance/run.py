@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +22,11 @@ from strata_core.interfaces import Role
 Outcome = Literal["passed", "failed", "skipped"]
 
 MODULE = """\
-from strata_core.testing.conformance.installed import suite
+from strata_core.testing.conformance.installed import suites
 
-TestConformance = suite({role!r}, {name!r}, {model!r}, {plain!r}, **{options!r})
+TestConformance, *more = suites({role!r}, {name!r}, {model!r}, {plain!r}, {blocked!r}, {options!r})
+for TestRuntime in more:
+    pass
 """
 
 RUNNER = """\
@@ -102,15 +104,16 @@ def run_conformance(
     *,
     model: Path | None = None,
     plain: Path | None = None,
+    blocked: Sequence[str] = (),
     options: Mapping[str, object] | None = None,
     timeout: float = 600.0,
 ) -> Conformance:
     """Run the suite of `role` on the installed record `name`.
 
     `plain` has the experts of `model` in a form that can be read without the source, where a plugin
-    keeps those of `model` itself. `options` are settings by key, `timeout` seconds for the
-    whole run. Raises StrataError where pytest or hypothesis is missing, where the record does not
-    load, and where the run does not end.
+    keeps those of `model` itself. `blocked` are plugins not to load, `options` settings by key,
+    `timeout` seconds for the whole run. Raises StrataError where pytest or hypothesis is missing,
+    where the record does not load, and where the run does not end.
     """
     _need("pytest", "hypothesis")
     with tempfile.TemporaryDirectory(prefix="strata-conformance-") as temporary:
@@ -119,7 +122,12 @@ def run_conformance(
         named = str(model.resolve()) if model is not None else None
         same = str(plain.resolve()) if plain is not None else None
         module = MODULE.format(
-            role=role, name=name, model=named, plain=same, options=dict(options or {})
+            role=role,
+            name=name,
+            model=named,
+            plain=same,
+            blocked=tuple(blocked),
+            options=dict(options or {}),
         )
         (folder / "test_installed.py").write_text(module)
         output = _run(folder, result, timeout, f"{role} {name}")

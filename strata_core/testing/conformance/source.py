@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from attrs import define
 
+from strata_core.abilities import PartlyStableSource
 from strata_core.checkpoint.open import Checkpoint, open_checkpoint
 from strata_core.errors import Degradation, StrataError
 from strata_core.interfaces import Expert, Source, SourceContext, StableSource, View
@@ -250,6 +251,25 @@ class SourceSuite:
             case.acquire(case.picks(layer))
             assert (case.source.addresses(layer) == table).all(), "stable addresses moved"
             assert layout.nbytes > 0
+
+    def test_published_addresses_hold_while_their_version_does(self, case: Case) -> None:
+        """Of a source that says of some experts where they are from one round to the next."""
+        if not isinstance(case.source, PartlyStableSource):
+            pytest.skip("the source publishes no addresses of some of its experts")
+        files, version = case.checkpoint.experts, case.source.stable_version
+        for layer in files.layouts:
+            table = case.source.stable_addresses(layer)
+            assert table.shape == (files.count, 3), "addresses are [experts, 3]"
+            assert table.dtype == np.uint64, "addresses are uint64"
+            published = table.all(axis=1)
+            assert (published == table.any(axis=1)).all(), "an expert has three addresses or none"
+            case.acquire(case.picks(layer))
+            assert case.source.stable_version == version, "addresses change between rounds only"
+            assert (case.source.stable_addresses(layer) == table).all(), "published addresses moved"
+            for index in np.flatnonzero(published).tolist():
+                gate, up, down = (int(address) for address in table[index])
+                view = View((gate, up, down), in_ram=True)
+                self.compare(case, Expert(layer, index), view, "at its published address")
 
     def test_an_alias_lies_in_one_span(self, case: Case) -> None:
         """A blob that two registrations share has no alias, and no DMA may read it."""

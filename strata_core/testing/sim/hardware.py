@@ -37,6 +37,7 @@ class SimHardware:
     registrations can hold together (None: any amount), `context_pins` what a context takes of it.
     `aliases` says where devices find page-locked memory: at the "same" address as the CPU; "apart",
     each range in a place of its own where the CPU finds nothing; or nowhere ("none").
+    `link` is what the link of each device is said to move, in bytes a second; nothing waits for it.
     `refusal_line` is what the kernel logs when the budget runs out; a test gives the line of the
     driver that it stands for.
     """
@@ -45,6 +46,7 @@ class SimHardware:
     pin_budget: int | None = None
     context_pins: int = 64 * MIB
     aliases: Aliases = "same"
+    link: float = 25e9
     refusal_line: str = "sim: cannot pin host memory: -122"
 
 

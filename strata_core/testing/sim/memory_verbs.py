@@ -169,6 +169,11 @@ class MemoryVerbs(SimState):
             self.queues.check_idle(Use(place.address, place.end, write), "a kernel")
             return bytes_at(place.address, nbytes)
 
+    def link_rate(self, device: int) -> float:
+        """What the hardware's link is said to move."""
+        self.need_context(device, "link_rate")
+        return self.hardware.link
+
     def note_link(self, device: int, *, read: int = 0, written: int = 0) -> None:
         """Count bytes that a kernel read from, or wrote to, host memory by its alias."""
         with self.lock:

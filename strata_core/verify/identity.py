@@ -1,0 +1,345 @@
+"""Running a model in every way, and comparing what it answers with what the CPU backend does.
+
+Compared are the hash of the first logits and all token ids of a few short prompts. One run at a
+time is loaded, in this process; a way that does not fit is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from strata_core.api import load, make_plan
+from strata_core.checkpoint.open import open_checkpoint
+from strata_core.checkpoint.packed import PACK
+from strata_core.config import Settings
+from strata_core.engine.messages import Finished
+from strata_core.engine.prepare import BUILT_IN_FORMS
+from strata_core.errors import DoesNotFit, Refused, StrataError, UsageError
+from strata_core.interfaces import Progress
+from strata_core.kernels.device.options import used_devices
+from strata_core.machine import read_machine
+from strata_core.plan.actual import Actual
+from strata_core.plan.explain import does_not_fit
+from strata_core.plan.sizes import EXPERTS
+from strata_core.plugins import load_plugins
+from strata_core.setting_table import SETTINGS
+from strata_core.sources.tier_sizes import placings
+from strata_core.verify.ways import Model, Way
+
+REFERENCE = "cpu"
+"""The backend whose answers the others must have."""
+
+TOKENS = 24
+"""Tokens of each continuation."""
+
+Verdict = Literal["equal", "differs", "failed", "skipped"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+
+@frozen(kw_only=True)
+class Prompt:
+    """A prompt of seeded random ids, and how it is continued."""
+
+    name: str
+    ids: tuple[int, ...]
+    temperature: float = 0.0
+
+
+@frozen
+class Answer:
+    """What came of a prompt: hashes of the first logits and of the token ids."""
+
+    logits: str
+    tokens: str
+
+
+@frozen(kw_only=True)
+class Run:
+    """One way's answers by prompt, what served it, and what was degraded meanwhile."""
+
+    answers: Mapping[str, Answer]
+    counters: Mapping[str, Mapping[str, int]] = field(factory=dict)
+    actual: Actual = field(factory=Actual)
+    reads: Mapping[str, Any] = field(factory=dict)
+    degradations: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """One row of the table. `note` says why a way was left out, failed, or in what it differs."""
+
+    way: Way
+    verdict: Verdict
+    note: str = ""
+    run: Run | None = None
+
+    @property
+    def logits(self) -> str:
+        """The hash of the first prompt's first logits, "" where it did not run."""
+        return next(iter(self.run.answers.values())).logits if self.run else ""
+
+    @property
+    def served(self) -> dict[str, int]:
+        """Experts that each lane served."""
+        counters = self.run.counters if self.run else {}
+        return {lane: c["experts"] for lane, c in counters.items() if c["experts"]}
+
+    def as_json(self) -> dict[str, Any]:
+        """The row as an entry of a document."""
+        run = self.run
+        options = {k: list(v) if isinstance(v, tuple) else v for k, v in self.way.options.items()}
+        return {
+            "place": self.way.place,
+            "cache": self.way.cache or None,
+            "options": options,
+            "verdict": self.verdict,
+            "note": self.note,
+            "first_logits_sha256": self.logits or None,
+            "tokens_equal": None if run is None else self.verdict == "equal",
+            "counters": {k: dict(v) for k, v in run.counters.items()} if run else {},
+            "paths": list(run.actual.paths) if run else [],
+            "reads": dict(run.reads) if run else {},
+            "degradations": list(run.degradations) if run else [],
+            "seconds": run.seconds if run else 0.0,
+        }
+
+
+def prompts_of(vocabulary: int, context: int, *, long: bool = False) -> tuple[Prompt, ...]:
+    """The prompts for a model: the same in every way, as long as its context allows."""
+    drawn = tuple(np.random.default_rng(5).integers(0, vocabulary, 1900).tolist())
+    room = max(1, context - TOKENS)
+    found = [
+        Prompt(name="short", ids=drawn[:11][:room]),
+        Prompt(name="sampled", ids=drawn[11:40][:room], temperature=0.8),
+        Prompt(name="64", ids=drawn[:64][:room]),
+        # long enough for the kernels of prompts
+        Prompt(name="150", ids=drawn[64:214][:room]),
+    ]
+    if long and room >= len(drawn):
+        found.append(Prompt(name="1900", ids=drawn))
+    return tuple(found)
+
+
+def run(
+    model: str | Path,
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    progress: Progress | None = None,
+    until: float | None = None,
+) -> Run:
+    """Load the model once and continue every prompt. Raises StrataError.
+
+    After the time `until` (of `time.monotonic`) the running request is cancelled and _Late raised.
+    """
+    began = time.perf_counter()
+    answers = {}
+    with load(model, settings=settings, progress=progress, learn=False) as loaded:
+        for prompt in prompts:
+            room = loaded.plan.context - len(prompt.ids)
+            events = loaded.generate(
+                prompt.ids,
+                max_tokens=max(1, min(TOKENS, room)),
+                temperature=prompt.temperature,
+                seed=7,
+                ignore_eos=True,
+            )
+            done = None
+            for event in events:
+                if until is not None and time.monotonic() > until:
+                    raise _Late
+                done = event
+            assert isinstance(done, Finished), "a request that does not fail ends so"
+            tokens = hashlib.sha256(np.array(done.token_ids, "<i4").tobytes()).hexdigest()
+            answers[prompt.name] = Answer(done.first_logits_sha256, tokens)
+        counters, actual, reads = loaded.counters, loaded.beside.actual, loaded.reads
+        degradations = tuple(item.what for item in loaded.degradations)
+    return Run(
+        answers=answers,
+        counters=counters,
+        actual=actual,
+        reads=reads,
+        degradations=degradations,
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Late(Exception):
+    """The time for a run is over."""
+
+
+@frozen(kw_only=True)
+class Subject:
+    """What is to be proven: a model with settings, and the devices of its backend.
+
+    `facts` are what the ways are made from; `prompts` what is asked.
+    """
+
+    model: str | Path
+    settings: Settings
+    backend: str
+    devices: tuple[int, ...]
+    facts: Model
+    prompts: tuple[Prompt, ...]
+    own_form: bool = False
+
+    @property
+    def reference(self) -> Settings:
+        """The settings of the CPU backend's run: what was given, less what is about devices.
+
+        It computes with the mapped file itself, unless a plugin's source alone reads the model.
+        """
+        settings = self.settings
+        own = {item.key for item in SETTINGS if item.group == "device"}
+        own |= {"backend", "allocator", "source", "resident_budget_gib"}
+        catalogue = load_plugins(blocked=settings.block_plugins)
+        plugin = catalogue.backend(self.backend).distribution
+        own |= {item.key for item in settings.table.plugged if item.distribution == plugin}
+        options = {"backend": REFERENCE}
+        if not self.own_form:
+            options["source"] = "mmap"
+        return settings.without(own).with_arguments(options)
+
+
+def subject(model: str | Path, path: Path, settings: Settings, *, long: bool = False) -> Subject:
+    """Look at a model and the backend that would run it; nothing is loaded. Raises StrataError.
+
+    `path` is where the model named `model` lies. A context and a type of keys and values that were
+    not given are set, so that every run has the same. Nothing is written down of the runs.
+    """
+    settings = settings.without({"expert_profile_save", "dump_first_logits"})
+    checkpoint = open_checkpoint(path)
+    try:
+        hyper, experts = checkpoint.hyper, checkpoint.experts
+        prompts = prompts_of(hyper.vocabulary, settings.max_context or hyper.context, long=long)
+        need = min(hyper.context, max(len(prompt.ids) for prompt in prompts) + TOKENS)
+        more = {"max_context": need, "kv": _kv(settings)}
+        same = settings.with_arguments({k: v for k, v in more.items() if k not in settings.given()})
+        planned = make_plan(model, same)
+        backend = next(item.name for item in planned.selections if item.role == "backend")
+        facts = Model(
+            experts=experts.count * len(experts.layouts),
+            nbytes=sum(experts.count * layout.nbytes for layout in experts.layouts.values()),
+            cells=sum(placing.nbytes for placing in placings(experts).values()),
+            hashed=checkpoint.form == PACK,
+        )
+    finally:
+        checkpoint.close()
+    devices = _devices(same, backend)
+    facts = evolve(facts, beside=_beside(model, same, devices))
+    return Subject(
+        model=model,
+        settings=same,
+        backend=backend,
+        devices=devices,
+        facts=facts,
+        prompts=prompts,
+        own_form=checkpoint.form not in BUILT_IN_FORMS,
+    )
+
+
+def _kv(settings: Settings) -> str:
+    """The type of keys and values that the reference has by itself."""
+    catalogue = load_plugins(blocked=settings.block_plugins)
+    return catalogue.backend(REFERENCE).record.capabilities.kv_types[0]
+
+
+def _devices(settings: Settings, backend: str) -> tuple[int, ...]:
+    record = load_plugins(blocked=settings.block_plugins).backend(backend).record
+    if record.devices is None:
+        return ()
+    options = settings.options()
+    return tuple(d.index for d in used_devices(options, record.devices(read_machine(), options)))
+
+
+def _beside(model: str | Path, settings: Settings, devices: Sequence[int]) -> int:
+    """Bytes of host memory besides the experts, where they are read from the file; 0: not known."""
+    options: dict[str, Any] = {"source": "tiered-file"}
+    if devices:
+        options["device"] = tuple(devices[:1])
+    try:
+        plan = make_plan(model, settings.with_arguments(options)).plan
+    except StrataError:
+        return 0  # every way with a budget will say why it cannot be
+    return sum(item.nbytes for item in plan.tier("ram").items if item.name != EXPERTS)
+
+
+def prove(
+    asked: Subject,
+    ways: Collection[Way],
+    *,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+    on_row: Callable[[Outcome], None] | None = None,
+) -> tuple[Run, list[Outcome]]:
+    """The CPU backend's run, and the outcome of each way, in order.
+
+    After `seconds` in all no further way is begun, and the one that runs is given up; None: no
+    limit. `on_row` sees each outcome when it is there. Raises the StrataError of the reference: an
+    error of a way is a row of the table.
+    """
+    until = None if seconds is None else time.monotonic() + seconds
+    try:
+        expected = run(asked.model, asked.reference, asked.prompts, progress, until)
+    except _Late:
+        raise StrataError(
+            f"backend {REFERENCE} did not end within {seconds:g} s",
+            "the others are compared with it",
+            "give it more time with --time-limit",
+        ) from None
+    outcomes = []
+    for outcome in _outcomes(asked, ways, expected, until, progress):
+        outcomes.append(outcome)
+        if on_row is not None:
+            on_row(outcome)
+    return expected, outcomes
+
+
+def _outcomes(
+    asked: Subject,
+    ways: Collection[Way],
+    expected: Run,
+    until: float | None,
+    progress: Progress | None,
+) -> Iterator[Outcome]:
+    for way in ways:
+        if until is not None and time.monotonic() > until:
+            yield Outcome(way=way, verdict="skipped", note="the time was over before its turn")
+            continue
+        yield _outcome(asked, way, expected, until, progress)
+
+
+def _outcome(
+    asked: Subject, way: Way, expected: Run, until: float | None, progress: Progress | None
+) -> Outcome:
+    """One way's row; nothing that a run raises gets out, except what ends the process."""
+    try:
+        settings = asked.settings.with_arguments(way.options)
+        plan = make_plan(asked.model, settings).plan
+        if not plan.fits:
+            raise does_not_fit(plan, str(asked.model))
+        found = run(asked.model, settings, asked.prompts, progress, until)
+    except _Late:
+        return Outcome(way=way, verdict="skipped", note="it did not end in the time there was")
+    except (UsageError, DoesNotFit, Refused) as error:
+        return Outcome(way=way, verdict="skipped", note=_said(error))
+    except StrataError as error:
+        return Outcome(way=way, verdict="failed", note=_said(error))
+    except Exception as error:  # noqa: BLE001 - an error in a way is a row of the table
+        return Outcome(way=way, verdict="failed", note=f"{type(error).__name__}: {error}")
+    wrong = [name for name, answer in expected.answers.items() if found.answers[name] != answer]
+    if wrong:
+        note = f"other logits or tokens for: {', '.join(wrong)}"
+        return Outcome(way=way, verdict="differs", note=note, run=found)
+    return Outcome(way=way, verdict="equal", run=found)
+
+
+def _said(error: StrataError) -> str:
+    return " ".join(f"{error.what}: {error.why}".split())

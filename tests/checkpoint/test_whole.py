@@ -1,0 +1,110 @@
+"""Mapped files that are cut short are found before they are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import strata_core
+from strata_core.checkpoint.open import open_checkpoint
+from strata_core.checkpoint.whole import AT_ONCE, Need, WholeFiles
+from strata_core.errors import CheckpointError
+from strata_core.pack.write import write_pack
+from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="mapped files cannot be cut short here")
+
+
+class Silent:
+    def start(self, label: str, nbytes: int) -> None:
+        pass
+
+    def advance(self, nbytes: int) -> None:
+        pass
+
+    def done(self) -> None:
+        pass
+
+
+def test_a_file_is_whole_as_far_as_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(bytes(100))
+    whole = WholeFiles.open({path: Need(60, "tensor t")})
+    for size in (100, 60, 200):
+        os.truncate(path, size)
+        whole.check()
+    os.truncate(path, 59)
+    with pytest.raises(CheckpointError, match="cut short") as caught:
+        whole.check()
+    assert str(path) in caught.value.what
+    assert caught.value.why == "it ends at byte 59, and tensor t ends at byte 60"
+    os.truncate(path, 60)
+    path.unlink()
+    whole.check()
+    whole.close()
+    whole.close()
+    whole.check()
+
+
+def test_of_many_files_all_are_looked_at_in_turn(tmp_path: Path) -> None:
+    paths = [tmp_path / str(i) for i in range(3 * AT_ONCE + 1)]
+    for path in paths:
+        path.write_bytes(b"12")
+    for bad in paths:
+        whole = WholeFiles.open({path: Need(2, "x") for path in [*paths, tmp_path / "none"]})
+        bad.write_bytes(b"1")
+        said = []
+        for _ in range(4):
+            try:
+                whole.check()
+            except CheckpointError as error:
+                said.append(error.what)
+        assert said == [f"{bad} was cut short while it is in use"]
+        bad.write_bytes(b"12")
+        whole.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [
+        ({"backend": "cpu", "source": "mmap"}, {"dense.bin", "experts.bin"}),
+        ({"backend": "cpu", "source": "arena"}, {"dense.bin"}),
+        ({"backend": "cpu", "source": "tiered-file"}, {"dense.bin"}),
+        ({"backend": "sim", "sim_vram": 0.05, "source": "mmap"}, {"experts.bin"}),
+        ({"backend": "sim", "sim_vram": 0.05, "source": "arena"}, set()),
+        ({"backend": "sim", "sim_vram": 0.05, "source": "sliced-pinned"}, set()),
+        (
+            {
+                "backend": "sim",
+                "sim_vram": 0.05,
+                "source": "sliced-pinned",
+                "resident_budget_gib": 0,
+            },
+            {"experts.bin"},
+        ),
+    ],
+)
+def test_files_that_are_read_and_no_others_end_a_round(
+    options: dict[str, object], read: set[str], tmp_path: Path
+) -> None:
+    source = tmp_path / "m.gguf"
+    write_tiny_gguf(source, hyper=tiny_hyper(experts=4), expert_type="Q4_0")
+    pack = write_pack(open_checkpoint(source), tmp_path / "pack", Silent()).path
+    with strata_core.load(pack, threads=1, expert_cache=None, **options) as model:
+        expected = model.logits([1, 2, 3]).tobytes()
+        for name in ("dense.bin", "experts.bin"):
+            data = (pack / name).read_bytes()
+            os.truncate(pack / name, len(data) // 2 // 4096 * 4096)
+            if name in read:
+                with pytest.raises(CheckpointError, match="cut short") as caught:
+                    model.logits([1, 2, 3])
+                assert name in caught.value.what
+                if name == "experts.bin":
+                    assert "expert 3 of layer 1 ends at byte" in caught.value.why
+            elif name == "dense.bin" or options["source"] != "tiered-file":
+                assert model.logits([1, 2, 3]).tobytes() == expected
+            with (pack / name).open("r+b") as file:
+                file.write(data)
+        assert model.logits([1, 2, 3]).tobytes() == expected

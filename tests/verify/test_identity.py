@@ -1,0 +1,189 @@
+"""The identity proof: equal where the bytes are the file's, and never where they are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from strata_core.checkpoint.open import open_checkpoint
+from strata_core.cli.main import main
+from strata_core.config import Settings, cache_folder, resolve
+from strata_core.errors import StrataError
+from strata_core.pack.write import write_pack
+from strata_core.sources.arena import Arena
+from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf, write_tiny_hub
+from strata_core.verify.identity import Outcome, prompts_of, prove, subject
+from strata_core.verify.ways import Way, ways
+
+EXPERTS, LAYERS = 8, 2
+
+
+class Silent:
+    def start(self, label: str, nbytes: int) -> None:
+        pass
+
+    def advance(self, nbytes: int) -> None:
+        pass
+
+    def done(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model") / "m.gguf"
+    write_tiny_gguf(path, hyper=tiny_hyper(experts=EXPERTS, layers=LAYERS), expert_type="Q4_K")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No proof leaves behind what it learned of the model."""
+    monkeypatch.setenv("STRATA_THREADS", "1")
+    yield
+    folder = cache_folder()
+    assert folder is not None
+    assert not (folder / "profiles").exists()
+    assert not (folder / "rates").exists()
+
+
+def proven(model: Path, settings: Settings, **asked: Any) -> list[Outcome]:
+    found = subject(model, model, settings)
+    found = evolve(found, prompts=found.prompts[:1])
+    table = ways(found.facts, devices=found.devices, given=settings.given(), quick=True)
+    return prove(found, table, **asked)[1]
+
+
+def test_every_source_of_the_cpu_is_equal(model: Path) -> None:
+    rows = proven(model, resolve({}, {}))
+    assert [row.verdict for row in rows] == ["equal"] * 6
+    assert len({row.logits for row in rows}) == 1
+    read = [row.served.get("file", 0) for row in rows]
+    assert read[:2] == [0, 0]
+    assert read[2] > read[4] > read[5] == EXPERTS * LAYERS, "a larger tier reads less"
+
+
+def test_every_place_on_devices_is_equal(model: Path) -> None:
+    settings = resolve({"backend": "sim", "sim_vram": 0.05, "sim_devices": 2}, {})
+    rows = proven(model, settings)
+    assert {row.verdict for row in rows} == {"equal"}
+    by_name = {str(row.way): row for row in rows}
+    assert by_name["arena, cache all"].served.keys() == {"hit"}
+    assert by_name["arena, cache 0"].served.keys() <= {"cpu", "pcie"}, "as the split has it"
+    assert by_name["arena, 1 helper, cache half"].served["helper"] > 0
+
+    def path(name: str) -> str:
+        run = by_name[f"{name}, cache half"].run
+        assert run is not None
+        return run.actual.paths[0].split(": ")[1].split(",")[0]
+
+    assert [path(f"path {n}") for n in (1, 2)] == ["pinned", "sliced"]
+    assert path("path 3") in ("locked", "pageable")
+    partly = by_name["path 2, partly, cache half"].run
+    assert partly is not None
+    assert 0 < partly.actual.pinned < partly.actual.host
+
+
+def test_a_place_whose_bytes_are_others_differs(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = Arena._read
+
+    def read(self: Arena, expert: Any, reader: Any, target: memoryview) -> None:
+        real(self, expert, reader, target)
+        target[17] ^= 1
+
+    monkeypatch.setattr(Arena, "_read", read)
+    code = main(["verify", str(model), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert (code, document["ok"], document["identity"]["equal"]) == (1, False, False)
+    verdicts = {row["place"]: row["verdict"] for row in document["identity"]["rows"]}
+    wrong_places = {place for place, verdict in verdicts.items() if verdict == "differs"}
+    assert wrong_places == {place for place in verdicts if place.startswith("arena")}
+    assert set(verdicts.values()) == {"differs", "equal"}
+    (wrong,) = (row for row in document["identity"]["rows"] if row["place"] == "arena")
+    assert wrong["tokens_equal"] is False
+    assert wrong["note"].startswith("other logits or tokens for: short")
+    assert wrong["first_logits_sha256"] != document["identity"]["reference"]["first_logits_sha256"]
+
+
+def test_a_way_that_fails_is_a_row(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Arena, expert: Any, reader: Any, target: memoryview) -> None:
+        raise StrataError(f"cannot read {expert}", "the disk says no", "")
+
+    monkeypatch.setattr(Arena, "_read", read)
+    rows = {row.way.place: row for row in proven(model, resolve({}, {}))}
+    assert rows["arena"].verdict == "failed"
+    assert "cannot read expert 0 of layer 0: the disk says no" in rows["arena"].note
+    assert rows["mmap"].verdict == "equal"
+
+
+def test_what_does_not_fit_is_left_out_with_the_reason(model: Path) -> None:
+    settings = resolve({"backend": "sim", "sim_vram": 0.0034, "source": "mmap"}, {})
+    rows = {row.way.cache: row for row in proven(model, settings)}
+    assert rows["0"].verdict == "equal"
+    assert rows["all"].verdict == "skipped"
+    assert "vram0 (SIM0) is short by" in rows["all"].note
+
+
+def test_the_time_is_kept(model: Path) -> None:
+    with pytest.raises(StrataError, match="did not end within") as caught:
+        proven(model, resolve({}, {}), seconds=1e-9)
+    assert "--time-limit" in caught.value.remedy
+    found = subject(model, model, resolve({}, {}))
+    seen: list[Outcome] = []
+    slow = [Way(place="arena", cache="", options={"source": "arena"})] * 40
+    _, rows = prove(found, slow, seconds=1.0, on_row=seen.append)
+    assert rows == seen
+    verdicts = [row.verdict for row in rows]
+    assert verdicts == sorted(verdicts), "equal first, then skipped"
+    assert verdicts[-1] == "skipped"
+    assert "time" in rows[-1].note
+
+
+@pytest.mark.parametrize("form", ["pack", "hub"])
+def test_every_form(
+    form: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m"
+    if form == "pack":
+        write_pack(open_checkpoint(model), path, Silent())
+    else:
+        write_tiny_hub(path, hyper=tiny_hyper(experts=EXPERTS, layers=LAYERS))
+    code = main(["verify", str(path), "--quick", "--source", "arena"])
+    shown = capsys.readouterr()
+    assert code == 0, shown
+    assert "on backend cpu equal backend cpu" in shown.out
+    assert shown.out.count("equal    cpu") >= 1
+
+
+def test_damage_is_not_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = write_pack(open_checkpoint(model), tmp_path / "m", Silent()).path
+    blobs = bytearray((packed / "experts.bin").read_bytes())
+    blobs[100] ^= 4
+    (packed / "experts.bin").write_bytes(blobs)
+    assert main(["verify", str(packed), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["identity"] is None
+
+
+def test_files_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "demo", "--hashes-only", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ok"], document["identity"]) == (True, None)
+
+
+def test_no_time_is_bad_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "demo", "--time-limit", "0"]) == 2
+    assert "leaves no time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("context", [2, 25, 60, 100, 5000])
+def test_prompts_fit_the_context(context: int) -> None:
+    for prompt in prompts_of(50, context, long=True):
+        assert 1 <= len(prompt.ids) < context
+        assert max(prompt.ids) < 50
