@@ -167,8 +167,6 @@ SETTINGS: tuple[Setting, ...] = (
         default="sample",
         choices=("all", "sample", "off"),
     ),
-    _later("adapt_every"),
-    _later("adapt_swaps"),
     _later("spec"),
     _later("spec_min_p"),
 )

@@ -7,6 +7,7 @@ from math import floor, prod
 
 from attrs import asdict, evolve, field, frozen
 
+from strata_core.cache.rank import rates
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin_settings
@@ -73,6 +74,14 @@ class Prepared:
     def ranking(self) -> tuple[Expert, ...] | None:
         """All experts, the most asked for first; None without a profile."""
         return self.known.order
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """How often a token asks for each expert of `ranking`; none without a profile."""
+        if self.known.profile is None or self.known.order is None:
+            return ()
+        chosen = self.checkpoint.hyper.top_k / max(1, self.checkpoint.experts.count)
+        return rates(self.known.profile, self.known.order, chosen)
 
     @property
     def selections(self) -> tuple[Selection, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
+from strata_core.plan.moving import Pace, spares
 from strata_core.plan.sizes import (
     BASE_BYTES,
     BROUGHT,
@@ -79,7 +80,8 @@ class Accelerator:
     `cache` is the number of experts that the first holds, `helpers` those of the others (missing:
     none); None stands for auto. `pins` is what the driver is expected to page-lock (None: any
     amount), `bulk` how the experts' memory may be, by source (missing: in any way); `resident` the
-    most RAM for experts that no device holds (None: any).
+    most RAM for experts that no device holds (None: any). `pace` is how fast experts of the first
+    device's cache change places with others.
     """
 
     devices: tuple[Device, ...]
@@ -90,6 +92,7 @@ class Accelerator:
     pins: int | None = None
     bulk: Mapping[str, Bulk] = field(factory=dict)
     resident: int | None = None
+    pace: Pace = field(factory=Pace)
 
     def have(self, number: int) -> int:
         """What may be taken of the device at `number`; as good as all where that is not known."""
@@ -113,11 +116,12 @@ def default_reserve(total: int) -> int:
 
 @frozen
 class Cache:
-    """Experts that a device is to hold."""
+    """Experts that a device is to hold; `spare` empty slots are beside theirs."""
 
     device: str
     experts: int
     nbytes: int
+    spare: int = 0
 
 
 @frozen(kw_only=True)
@@ -140,19 +144,22 @@ def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
     caches = tuple(
         Cache(name, count, sizes.blobs(count)) for name, count in zip(names, counts, strict=True)
     )
-    host = _host_experts(accelerator, sizes, source, sum(counts))
-    pinning = _pinning(accelerator, sizes, source, host)
+    spare = spares(counts[0], sizes.count, accelerator.pace.at_once)
+    caches = (evolve(caches[0], spare=spare), *caches[1:])
+    small = _small(accelerator, sizes, spare)
+    host = _host_experts(accelerator, sizes, source, sum(counts), spare)
+    pinning = _pinning(accelerator, sizes, source, host, small)
     return Layout(
         vram=tuple(
             _vram(request, number, cache, context)
             for number, cache in enumerate(caches)
             if number == 0 or cache.experts
         ),
-        pinned=_pinned(accelerator, sizes, pinning),
+        pinned=_pinned(accelerator, sizes, pinning, small),
         ram=(
             *((Item("experts", host, EXPERTS),) if host else ()),
             *((Item("token embedding", sizes.embedding, EMBEDDING),) if pinned else ()),
-            Item("small page-locked buffers", sizes.small, SMALL),
+            Item("small page-locked buffers", small, SMALL),
             Item("program", BASE_BYTES, PROGRAM),
         ),
         caches=caches,
@@ -253,9 +260,19 @@ def _counts(request: PlanRequest, context: int) -> list[int]:
             # what cannot be known is not promised: the cache is made once the device is open
             fitting = sizes.fitting(room) if number else _fitting(sizes, room)
             wanted = fitting if room < _NOT_KNOWN // 2 else 0
+            if not number:
+                wanted = _beside_spares(wanted, sizes.count, accelerator.pace.at_once)
         counts.append(max(0, min(wanted, left)))
         left -= counts[-1]
     return counts
+
+
+def _beside_spares(fitting: int, total: int, at_once: int) -> int:
+    """Of so many slots, those that hold an expert where some stay empty."""
+    for count in range(fitting, 0, -1):
+        if count + spares(count, total, at_once) <= fitting:
+            return count
+    return fitting
 
 
 def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier:
@@ -272,6 +289,11 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
             Item("working memory", sizes.workspace, WORK),
             *_of_prompts(sizes, own),
             *(experts if cache.experts else ()),
+            *(
+                (Item(f"{cache.spare} slots that experts enter through", sizes.blobs(cache.spare)),)
+                if cache.spare
+                else ()
+            ),
         )
     have, device = accelerator.have(number), accelerator.devices[number]
     if not device.total and (number or accelerator.budget is None):
@@ -291,23 +313,40 @@ def _of_prompts(sizes: Sizes, own: int) -> Iterator[Item]:
         yield Item("experts of prompts on their way", own, BROUGHT)
 
 
-def _host_experts(accelerator: Accelerator, sizes: Sizes, source: str, cached: int) -> int:
+def _small(accelerator: Accelerator, sizes: Sizes, spare: int) -> int:
+    """Bytes of small page-locked buffers."""
+    small = sizes.small + (sizes.table if accelerator.pace.at_once else 0)
+    if not spare:
+        return small
+    embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
+    fits = accelerator.pins is None or small + embedding + sizes.moving <= accelerator.pins
+    return small + sizes.moving if fits else small
+
+
+def _host_experts(
+    accelerator: Accelerator, sizes: Sizes, source: str, cached: int, spare: int
+) -> int:
     """Bytes of experts that the source keeps in RAM."""
     if source == "arena":
         return sizes.experts
     if source != "sliced-pinned":
         return 0
-    outside = sizes.blobs(sizes.count - cached)
+    outside = sizes.blobs(sizes.count - cached + spare) if cached < sizes.count else 0
     return outside if accelerator.resident is None else min(outside, accelerator.resident)
 
 
-def _pinning(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> Pinning | None:
-    """How the experts' memory is expected to be had; None where there is none."""
+def _pinning(
+    accelerator: Accelerator, sizes: Sizes, source: str, host: int, small: int
+) -> Pinning | None:
+    """How the experts' memory is expected to be had; None where there is none.
+
+    `small` bytes are page-locked before it, beside the embedding.
+    """
     if not host:
         return None
     embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
     rule = accelerator.bulk.get(source, Bulk())
-    before = sizes.small + embedding
+    before = small + embedding
     known = accelerator.pins
     bounds = [
         (host, ""),
@@ -332,14 +371,16 @@ def _pinning(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> 
 def with_bulk(request: PlanRequest, layout: Layout, source: str, nbytes: int) -> Layout:
     """The same for a source that keeps so many bytes of host memory for experts."""
     accelerator = _accelerator(request)
-    pinning = _pinning(accelerator, request.sizes, source, nbytes)
-    pinned = _pinned(accelerator, request.sizes, pinning)
+    spare = layout.caches[0].spare if layout.caches else 0
+    small = _small(accelerator, request.sizes, spare)
+    pinning = _pinning(accelerator, request.sizes, source, nbytes, small)
+    pinned = _pinned(accelerator, request.sizes, pinning, small)
     return evolve(layout, pinning=pinning, pinned=pinned)
 
 
-def _pinned(accelerator: Accelerator, sizes: Sizes, pinning: Pinning | None) -> Tier:
+def _pinned(accelerator: Accelerator, sizes: Sizes, pinning: Pinning | None, small: int) -> Tier:
     """What is expected to be page-locked."""
-    items = [Item("small buffers", sizes.small, SMALL)]
+    items = [Item("small buffers", small, SMALL)]
     if _embedding_pinned(accelerator, sizes):
         items.append(Item("token embedding", sizes.embedding, EMBEDDING))
     if pinning is not None:

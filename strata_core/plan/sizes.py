@@ -29,9 +29,10 @@ class Sizes:
     position of one sequence, `workspace` the activation buffers of one window and what is held of
     an expert while it is computed. The rest matters to devices alone: `count` of experts in all
     layers, `embedding` of the token table where it is no other role's too (a part of `dense`),
-    `small` page-locked buffers, `helper_workspace` of a device that only holds experts, `prompt` of
-    a prompt's chunk of `chunk` tokens, and `prompt_buffers` of experts on their way to prompts,
-    which are taken where a cache of fewer than `lends` experts has none to lend.
+    `small` page-locked buffers, `table` and `moving` those that experts change places through, the
+    second of which it can do without, `helper_workspace` of a device that only holds experts,
+    `prompt` of a prompt's chunk of `chunk` tokens, and `prompt_buffers` of experts on their way to
+    prompts, which are taken where a cache of fewer than `lends` experts has none to lend.
     """
 
     dense: int
@@ -41,6 +42,8 @@ class Sizes:
     count: int = 0
     embedding: int = 0
     small: int = 0
+    table: int = 0
+    moving: int = 0
     helper_workspace: int = 0
     prompt: int = 0
     prompt_buffers: int = 0

@@ -264,6 +264,9 @@ def _beside(model: str | Path, settings: Settings, devices: Sequence[int]) -> in
     options: dict[str, Any] = {"source": "tiered-file"}
     if devices:
         options["device"] = tuple(devices[:1])
+        if "expert_cache" not in settings.given():
+            # with one that moves, which takes more of it than a cache that holds all or nothing
+            options["expert_cache"] = 1
     try:
         plan = make_plan(model, settings.with_arguments(options)).plan
     except StrataError:

@@ -16,6 +16,9 @@ from strata_core.setting_table import BY_KEY
 
 GIB = 1 << 30
 
+PACES = (("static", 0), ("adapts each round", 1))
+"""Paces of the cache that each place is proven at besides, and the rounds of `--adapt-every`."""
+
 HELPED = 2
 """Experts that each helper gets."""
 
@@ -93,10 +96,7 @@ VARIATIONS: tuple[Variation, ...] = (
         Variation(name=f"link's share {share}", options={"pcie_frac": share}, devices=True)
         for share in (0.0, 0.37, 1.0)
     ),
-    *(
-        Variation(name=name, options={"adapt_every": rounds}, devices=True)
-        for name, rounds in (("static", 1_000_000), ("adapts each round", 1), ("adapts", 4))
-    ),
+    Variation(name="adapts every 4 rounds", options={"adapt_every": 4}, devices=True),
 )
 """What is varied in the arena beside half the experts; settings of a later version are left out."""
 
@@ -158,6 +158,7 @@ def ways(
     ]
     if not quick:
         found += _helped(len(devices), placed, cached, given)
+        found += _paced(placed, cached, given) if devices else ()
     where, held = placed[0], next((c for c in cached if c[0] == USUAL_CACHE), cached[-1])
     found += [
         Way(place=f"{where[0]}, {name}", cache=held[0], options=_joined(where[1], held[1], more))
@@ -165,6 +166,20 @@ def ways(
         if _agrees(more, given) and not (quick and "expert_cache_device1" not in more)
     ]
     return tuple(found)
+
+
+def _paced(
+    placed: Sequence[tuple[str, dict[str, Any]]],
+    cached: Sequence[tuple[str, dict[str, Any]]],
+    given: Mapping[str, Any],
+) -> Iterator[Way]:
+    """Every place once more where the cache stays as it is, and where it moves in every round."""
+    cache, held = next((c for c in cached if c[0] == USUAL_CACHE), cached[-1])
+    for pace, rounds in PACES:
+        if _agrees({"adapt_every": rounds}, given):
+            for place, where in placed:
+                options = _joined(where, held, {"adapt_every": rounds})
+                yield Way(place=f"{place}, {pace}", cache=cache, options=options)
 
 
 def _helped(

@@ -244,6 +244,19 @@ def test_decoding_finds_its_experts_where_they_were(lab, tiny_file):
     bound.close()
 
 
+@pytest.mark.parametrize("source", ["page-locked", "mapped", "held for a layer"])
+def test_prompts_between_rounds_that_experts_change_places_in(lab, tiny_file, expected, source):
+    bound = Bound(lab, tiny_file(), 33, source, expert_cache=8, adapt_every=1, adapt_swaps=2)
+    before = set(bound.backend._placements[0].pool.places)
+    for _ in range(3):
+        assert answer(bound.executor, 33, more=5) == expected
+        assert all(same for _, same in bound.slots())
+    assert set(bound.backend._placements[0].pool.places) != before, "some changed places"
+    picked = sum(int(row.sum()) for row in bound.executor.picks().values())
+    assert picked == 3 * (len(IDS) + 5) * LAYERS * 2
+    bound.close()
+
+
 def test_a_model_that_is_all_in_slots_lends_nothing(lab, tiny_file, expected):
     bound = Bound(lab, tiny_file(), 512, "mapped", expert_cache=16)
     assert answer(bound.executor, 512) == expected

@@ -81,7 +81,7 @@ def test_what_is_left_of_vram_holds_experts() -> None:
     }
     assert plan.fits
     (cache,) = plan.as_json()["caches"]
-    assert cache == {"device": "DEV0", "experts": 262, "nbytes": 524 * MIB}
+    assert cache == {"device": "DEV0", "experts": 262, "nbytes": 524 * MIB, "spare": 0}
     assert "vram0 (DEV0): need 1000.0 MiB, have 1000.0 MiB (of 1000.0 MiB;" in explain(plan)
 
 

@@ -7,7 +7,7 @@ that the cache lends; they are filled again behind the prompt, so that decoding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -142,7 +142,7 @@ class PromptPath:
         self.stager.abandon()
         self._unsettled = False
 
-    def counters(self) -> Mapping[str, Mapping[str, int]]:
+    def counters(self) -> dict[str, dict[str, int]]:
         """`prompt`: experts that were brought for prompts; `refill`: into slots they had lent."""
         brought, back = self.stager, self.refills
         count = brought.experts - back["experts"]

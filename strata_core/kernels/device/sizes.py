@@ -10,6 +10,7 @@ from attrs import frozen
 from strata_core.cache.lend import LEAST, own_buffers
 from strata_core.cache.slots import slot_bytes
 from strata_core.cache.staging import BUFFERS, staging_bytes
+from strata_core.cache.swaps import buffer_bytes
 from strata_core.interfaces import BlobLayout, Limits
 from strata_core.kernels.cpu.executor import float_weights
 from strata_core.kernels.device.dense import lone_embedding
@@ -21,7 +22,7 @@ from strata_core.kernels.device.prompt_lower import (
     prompt_regions,
 )
 from strata_core.kernels.device.regions import Regions
-from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
+from strata_core.kernels.device.workspace import Model, cells_bytes, helper_regions, main_regions
 from strata_core.kernels.program import Program, Weight
 
 
@@ -29,8 +30,9 @@ from strata_core.kernels.program import Program, Weight
 class DeviceSizes:
     """Bytes: `dense` weights with the token embedding, `embedding` of it (0 where it is tied),
     `workspace` of the first device, `helper_workspace` of each other one, `small` page-locked
-    buffers; `prompt` of the first device for a prompt's chunk of `chunk` tokens, and
-    `prompt_buffers` for the experts of prompts where its cache of fewer than `lends` lends none.
+    buffers; `table` and `moving` are those that experts change places through; `prompt` of the
+    first device for a prompt's chunk of `chunk` tokens, and `prompt_buffers` for the experts of
+    prompts where its cache of fewer than `lends` lends none.
     """
 
     dense: int
@@ -42,6 +44,8 @@ class DeviceSizes:
     prompt_buffers: int
     chunk: int
     lends: int
+    table: int
+    moving: int
 
 
 @frozen
@@ -88,4 +92,6 @@ def device_sizes(
         * max(map(slot_bytes, layouts.values()), default=0),
         chunk=limits.tokens,
         lends=LEAST,
+        table=cells_bytes(model),
+        moving=buffer_bytes(largest),
     )

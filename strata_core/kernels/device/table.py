@@ -226,10 +226,10 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
         "different experts: of them the first share[m] (int32) that have an alias, in order of "
         "first appearance, go over the link, the others to the CPU. All entries of an expert take "
         "one lane. Entry i's row is rows + i * outputs * 4 for hits and the link, else host_rows + "
-        "i * outputs * 4. counts: uint64 [LANES], entries of each lane added. Published, where "
-        "mail_word is not 0: x (float32 [tokens, inputs]), picks and lanes (int32 [entries]), "
-        "mail_host (int32 [entries]: the pick where the CPU computes it, else -1); then, behind a "
-        "system fence, *mail_word = *round (int64)",
+        "i * outputs * 4. counts: uint64 [LANES], entries of each lane added. Published: picks "
+        "(int32 [entries]) where mail_picks is not 0; where mail_word is not either, x (float32 "
+        "[tokens, inputs]), lanes (int32 [entries]), mail_host (int32 [entries]: the pick where "
+        "the CPU computes it, else -1); then, behind a system fence, *mail_word = *round (int64)",
     ),
     DeviceKernel(
         name="claim",

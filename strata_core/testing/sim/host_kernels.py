@@ -286,14 +286,16 @@ class HostKernels:
             _fill(entries, picks, cells, a.outputs, (a.rows, a.host_rows))
             counts = bytes_at(a.counts, 8 * LANES).view(np.uint64)
             counts += np.bincount(lanes, minlength=LANES).astype(np.uint64)
+            if a.mail_picks:
+                _ints(a.mail_picks, count)[:] = picks
+                a.link(written=4 * count)
             if a.mail_word:
                 nbytes = 4 * a.tokens * a.inputs
                 bytes_at(a.mail_x, nbytes)[:] = bytes_at(a.x, nbytes)
-                _ints(a.mail_picks, count)[:] = picks
                 _ints(a.mail_lanes, count)[:] = lanes
                 _ints(a.mail_host, count)[:] = np.where(lanes == HOST, picks, -1)
                 _words(a.mail_word)[0] = _words(a.round)[0]
-                a.link(written=nbytes + 12 * count + 8)
+                a.link(written=nbytes + 8 * count + 8)
 
         return ready
 

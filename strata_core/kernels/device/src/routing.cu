@@ -115,8 +115,8 @@ assign(const int* picks, const Cell* cells, const int* share, const float* x, En
                pick[tid], lane, home, 0};
     entries[tid] = e;
     atomicAdd(&served[lane], 1);
+    if (mail_picks) mail_picks[tid] = pick[tid];
     if (mail_word) {
-      mail_picks[tid] = pick[tid];
       mail_lanes[tid] = lane;
       mail_host[tid] = lane == HOST ? pick[tid] : -1;
     }
