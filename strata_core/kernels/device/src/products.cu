@@ -84,6 +84,8 @@ DEV RowsOf begin_rows(const u8* weight, i64 stride, int first, int rows, u8* slo
 #ifdef QUANTISED
   r.staged = batch && r.count > 0;
   if (r.staged) r.rows = stage(slot, r.rows, (int)(r.count * stride), lane);
+#else
+  for (i64 i = lane * 128; i < r.count * stride; i += 32 * 128) prefetch(r.rows + i);
 #endif
   return r;
 }
