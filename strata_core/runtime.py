@@ -21,6 +21,9 @@ from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
+PLAIN_ROOM = 48 << 10
+"""Bytes of shared memory that a block may have on every accelerator."""
+
 
 @frozen(kw_only=True)
 class Device:
@@ -29,7 +32,7 @@ class Device:
     `index` counts from 0 in the runtime's order; `label` is what logs call it ("SIM1"); `name` the
     product; `architecture` what kernels are compiled for; `total` its memory
     (0: not known without a context); `units` its multiprocessors; `warp` the threads that run
-    together.
+    together; `shared` the most bytes of shared memory that a block may have.
     """
 
     index: int
@@ -39,6 +42,7 @@ class Device:
     total: int
     units: int
     warp: int
+    shared: int = PLAIN_ROOM
 
 
 @frozen
@@ -64,7 +68,9 @@ class KernelKey:
 class Launch:
     """One kernel launch. `args` is the packed argument block, laid out as the kernel table says.
 
-    `grid` counts blocks, `block` threads of one; `shared` is dynamic shared memory.
+    `grid` counts blocks, `block` threads of one; `shared` is dynamic shared memory. `early`: it
+    follows another launch of the stream, and its kernel waits by itself for what that one writes;
+    a runtime that can starts it before that one ends, another one takes no notice.
     """
 
     kernel: KernelKey
@@ -72,6 +78,7 @@ class Launch:
     block: tuple[int, int, int]
     shared: int
     args: bytes
+    early: bool = False
 
 
 @runtime_checkable

@@ -34,8 +34,9 @@ _BEGINNINGS = (
     ("buffers of prompts", CHUNK),
     ("experts of prompts", BROUGHT),
     ("a helper's buffers", WORK),
+    ("buffers that experts change places through", SMALL),
 )
-"""How claims of device memory call what plans have a name for."""
+"""How claims call what plans have a name for."""
 
 
 def actual(backend: Backend, allocator: Allocator, plan: Plan, *, simulated: bool) -> Actual:

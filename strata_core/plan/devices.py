@@ -277,7 +277,9 @@ def _beside_spares(fitting: int, total: int, at_once: int) -> int:
 
 def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier:
     accelerator, sizes = _accelerator(request), request.sizes
-    experts = (Item(f"{cache.experts} of {sizes.count} experts", cache.nbytes, SLOTS),)
+    slots = f"{cache.experts} of {sizes.count} experts"
+    slots += f" and {cache.spare} empty slots" if cache.spare else ""
+    experts = (Item(slots, cache.nbytes + sizes.blobs(cache.spare), SLOTS),)
     if number:
         items = (*experts, Item("working memory", sizes.helper_workspace, WORK))
     else:
@@ -289,11 +291,6 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
             Item("working memory", sizes.workspace, WORK),
             *_of_prompts(sizes, own),
             *(experts if cache.experts else ()),
-            *(
-                (Item(f"{cache.spare} slots that experts enter through", sizes.blobs(cache.spare)),)
-                if cache.spare
-                else ()
-            ),
         )
     have, device = accelerator.have(number), accelerator.devices[number]
     if not device.total and (number or accelerator.budget is None):

@@ -62,12 +62,16 @@ class Answer:
 
 @frozen(kw_only=True)
 class Run:
-    """One way's answers by prompt, what served it, and what was degraded meanwhile."""
+    """One way's answers by prompt, what served it, and what was degraded meanwhile.
+
+    `exact`: the backend says that it keeps docs/arithmetic.md.
+    """
 
     answers: Mapping[str, Answer]
     counters: Mapping[str, Mapping[str, int]] = field(factory=dict)
     actual: Actual = field(factory=Actual)
     reads: Mapping[str, Any] = field(factory=dict)
+    exact: bool = True
     degradations: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -101,6 +105,7 @@ class Outcome:
             "cache": self.way.cache or None,
             "options": options,
             "verdict": self.verdict,
+            "exact": run.exact if run else None,
             "note": self.note,
             "first_logits_sha256": self.logits or None,
             "tokens_equal": None if run is None else self.verdict == "equal",
@@ -160,12 +165,14 @@ def run(
             tokens = hashlib.sha256(np.array(done.token_ids, "<i4").tobytes()).hexdigest()
             answers[prompt.name] = Answer(done.first_logits_sha256, tokens)
         counters, actual, reads = loaded.counters, loaded.beside.actual, loaded.reads
+        exact = loaded.capabilities.exact
         degradations = tuple(item.what for item in loaded.degradations)
     return Run(
         answers=answers,
         counters=counters,
         actual=actual,
         reads=reads,
+        exact=exact,
         degradations=degradations,
         seconds=time.perf_counter() - began,
     )
@@ -340,6 +347,8 @@ def _outcome(
     wrong = [name for name, answer in expected.answers.items() if found.answers[name] != answer]
     if wrong:
         note = f"other logits or tokens for: {', '.join(wrong)}"
+        if not found.exact:
+            note += f"; backend {asked.backend} does not say that it is exact"
         return Outcome(way=way, verdict="differs", note=note, run=found)
     return Outcome(way=way, verdict="equal", run=found)
 

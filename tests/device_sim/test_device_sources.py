@@ -67,7 +67,7 @@ def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
         lab, checkpoint, SimRuntime(hardware, host_kernels=kernels, pointers=pointers)
     )
     emulated = logits(lab, checkpoint, HostBuild(noted.keys, tmp_path).runtime())
-    assert {"gate_up", "down", "assign", "attention", "prompt_down"} <= {
+    assert {"gate_up", "down", "dispatch", "attention", "prompt_down"} <= {
         key.name for key in noted.keys
     }
     cpu = lab.cpu(checkpoint, ids=IDS)

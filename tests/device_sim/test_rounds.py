@@ -148,7 +148,7 @@ def test_a_device_that_does_not_answer_ends_in_an_error(lab, tiny_file, tools):
     ids = tools.ids
     executor.run(tools.window(ids[:1], slot=slot))
     kernels = backend.runtime._kernels
-    signal = kernels["assign"]
+    signal = kernels["dispatch"]
 
     def silent(runtime, device, launch):
         words = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(word))
@@ -157,13 +157,13 @@ def test_a_device_that_does_not_answer_ends_in_an_error(lab, tiny_file, tools):
         words[0] = old
 
     word = executor._exchange.rest.at("words")
-    kernels["assign"] = silent
+    kernels["dispatch"] = silent
     start = time.monotonic()
     with pytest.raises(EngineError, match="stopped at layer 0 in stepped mode") as caught:
         executor.run(tools.window(ids[1:2], start=1, slot=slot))
     assert time.monotonic() - start < 5
     assert "did not answer within 0.05 s" in caught.value.why
-    kernels["assign"] = signal
+    kernels["dispatch"] = signal
     again = lab.logits(executor)
     assert again.tobytes() == lab.cpu(checkpoint).tobytes()
     lab.check_closed(backend, executor)

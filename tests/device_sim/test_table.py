@@ -63,10 +63,10 @@ def test_grids_cover_what_they_divide():
         bias=0,
         stride=34,
         tokens=2,
-        rows=17,
+        rows=33,
         columns=32,
     )
-    assert (launch.grid, launch.block) == ((2, 1, 1), (128, 1, 1))
+    assert (launch.grid, launch.block, launch.shared) == ((2, 1, 1), (128, 1, 1), 4 * 512)
     assert launch.kernel.parameters == ("Q8_0",)
 
 

@@ -140,7 +140,7 @@ def routing(rng) -> Iterator[Case]:
         yield _case("route", f"with {value}", buffers, looks, **sizes)
 
 
-def _cells(experts, rng) -> np.ndarray:
+def cells_of(experts, rng) -> np.ndarray:
     """Every kind of cell; the addresses are only passed on."""
     cells = np.zeros(experts, CELL)
     for i, kind in enumerate(rng.integers(0, 5, experts)):
@@ -163,7 +163,7 @@ def lanes(rng) -> Iterator[Case]:
             share = np.array([rng.integers(0, m + 1) for m in range(count + 1)], np.int32)
             buffers = {
                 "picks": picks,
-                "cells": _cells(experts, rng),
+                "cells": cells_of(experts, rng),
                 "share": share,
                 "x": rng.standard_normal((tokens, 72)).astype(np.float32),
                 "entries": np.zeros(count, ENTRY),

@@ -48,7 +48,7 @@ static jmp_buf scheduler, places[FIBERS];  // which asks nothing of the system
 static bool started[FIBERS];
 static char* stacks;
 static int current, threads, running;
-static bool ended[FIBERS];
+static bool ended[FIBERS], followed[FIBERS];
 static unsigned long long posted[FIBERS];
 static int met[FIBERS];           // the place where a fiber waits; 0 where it does not
 static int arrived[FIBERS / 32], waiting;
@@ -174,13 +174,19 @@ static inline unsigned atomicMin(unsigned* at, unsigned v) {
   return old;
 }
 static inline void __threadfence_system() {}
+#define MEET_WARP() meet_warp(__LINE__)
+static char dynamic_bytes[256 << 10] __attribute__((aligned(128)));
+#define SHARED_BYTES(name) static unsigned char* const name = (unsigned char*)dynamic_bytes
 #define LANE(v, source, width) exchange(v, source, width, __LINE__)
 #define SWAP(v, mask, width) exchange(v, (current & 31) ^ (mask), 32, __LINE__)
+
+static void has_followed() { followed[current] = true; }
 
 // --- launching ---------------------------------------------------------------------------------
 static void (*body)();
 static void start_fiber() {
   body();
+  if (!followed[current]) fail("a thread ends that has not waited for what is before", 0, 0);
   ended[current] = true;
   running--;
   pass_block();
@@ -191,6 +197,7 @@ static void start_block() {
   running = threads;
   waiting = 0;
   memset(ended, 0, sizeof ended);
+  memset(followed, 0, sizeof followed);
   memset(started, 0, sizeof started);
   memset(met, 0, sizeof met);
   memset(arrived, 0, sizeof arrived);

@@ -55,6 +55,9 @@ struct alignas(16) float4 {
 struct alignas(8) int2 {
   int x, y;
 };
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
 
 WORD void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");

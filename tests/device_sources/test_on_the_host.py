@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from attention_cases import append_cases, attention_cases, merge_cases
 from buffer_cases import buffer_cases
+from fused_cases import fused_cases
 from host_build import HostBuild, host_compiler
 from kernel_bench import RECORD, Bench, Buffer, difference, pack_planes, unpack_planes
 from kernel_inputs import activations, records_of
@@ -58,6 +59,7 @@ def selected():
         yield from append_cases(kv)
         yield from list(attention_cases(kv, head_dim))[1:3]
     yield from merge_cases(80)
+    yield from fused_cases(every=False)
     yield from grouping_cases()
     for name in ("Q4_K", "Q6_K", "MXFP4", "F16"):
         yield from list(prompt_linear_cases(name))[-1:]

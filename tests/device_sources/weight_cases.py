@@ -17,7 +17,8 @@ from kernel_inputs import (
 
 from strata_core.checkpoint.types import TYPES
 from strata_core.kernels.device.layout import ENTRY, inner_bytes, record_bytes
-from strata_core.runtime import KernelKey
+from strata_core.kernels.device.table import gate_up_warps
+from strata_core.runtime import PLAIN_ROOM, KernelKey
 
 SHIFTS = {name: 1 if name == "MXFP4" else 2 for name in TYPES} | {"F32": 4}
 """Bytes by which weights may lie off every larger boundary."""
@@ -126,14 +127,15 @@ def expert_cases(gate: str, up: str, down: str) -> Iterator[Case]:
             "gate_stride": weights["gates"].shape[1],
             "up_stride": weights["ups"].shape[1],
         }
-        yield Case(
-            f"gate_up {tokens} tokens, {rows} x {columns}",
-            KernelKey("gate_up", (gate, up, down)),
-            buffers,
-            {**args, **sizes, **strides},
-            {"inner": same, "status": same, "entries": lambda a: a[:0]},
-            links,
-        )
+        for warps in {0, gate_up_warps(*strides.values(), PLAIN_ROOM), 2}:
+            yield Case(
+                f"gate_up {tokens} tokens, {rows} x {columns}, {warps} warps",
+                KernelKey("gate_up", (gate, up, down)),
+                buffers,
+                {**args, **sizes, **strides, "warps": warps},
+                {"inner": same, "status": same, "entries": lambda a: a[:0]},
+                links,
+            )
 
 
 def down_cases(type_name: str) -> Iterator[Case]:

@@ -123,6 +123,12 @@ def test_a_way_that_fails_is_a_row(model: Path, monkeypatch: pytest.MonkeyPatch)
     assert rows["mmap"].verdict == "equal"
 
 
+def test_a_backend_that_is_not_exact_is_told_so(model: Path) -> None:
+    (row,) = proven(model, resolve({"backend": "reference", "source": "arena"}, {}))
+    assert row.verdict == "differs"
+    assert row.note.endswith("backend reference does not say that it is exact")
+
+
 def test_what_does_not_fit_is_left_out_with_the_reason(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     # prompts take buffers for two layers' experts where the cache has none

@@ -111,6 +111,8 @@ def open_driver(names: tuple[str, ...]) -> ctypes.CDLL:
             *[ctypes.c_uint] * 7,
             *[ctypes.c_void_p] * 3,
         ]
+        # the configuration, the kernel, no list of arguments, the packed block
+        library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
         return library
     raise DeviceError(
         "the NVIDIA driver's library cannot be opened",

@@ -21,6 +21,7 @@ from strata_cuda.binding import (
     load_binding,
 )
 from strata_cuda.compiler import Compiler
+from strata_cuda.early import FIRST, early_config
 
 PORTABLE_AND_MAPPED = 3
 """cudaHostAllocPortable | cudaHostAllocMapped, and the same of cudaHostRegister."""
@@ -106,9 +107,11 @@ def calls_of(binding: Binding) -> DriverCalls:
 
 @define
 class _Function:
-    """A loaded kernel on one device, and how much dynamic shared memory it may have by now."""
+    """A loaded kernel on one device: whether it can start early, and how much dynamic shared memory
+    it may have by now."""
 
     handle: int
+    early: bool
     shared: int = PLAIN_SHARED
 
 
@@ -169,6 +172,7 @@ class _Driver:
             total=int(facts["totalGlobalMem"]),
             units=int(facts["multiProcessorCount"]),
             warp=int(facts["warpSize"]),
+            shared=int(facts["sharedMemPerBlockOptin"]),
         )
 
     def alias(self, verb: str, address: int) -> int | None:
@@ -187,11 +191,12 @@ class _Driver:
         self._call(verb, self._cuda.memcpyAsync, target, source, nbytes, COPY_DEFAULT, stream)
 
     def find(self, verb: str, module: int, entry: str, device: Device) -> _Function:
-        del device  # a function belongs to its module, a module to its device
-        return _Function(self._call(verb, self._binding.modules.moduleGetFunction, module, entry))
+        # a function belongs to its module, a module to its device
+        found = self._call(verb, self._binding.modules.moduleGetFunction, module, entry)
+        return _Function(found, int(device.architecture.removeprefix("sm_")) >= FIRST)
 
     def launch(self, verb: str, found: _Function, launch: Launch, stream: int) -> None:
-        """cuLaunchKernel with the packed block as `extra`."""
+        """cuLaunchKernel with the packed block as `extra`; an early launch where a device can."""
         if launch.shared > found.shared:
             modules = self._binding.modules
             attribute = modules.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -199,8 +204,12 @@ class _Driver:
             found.shared = launch.shared
         block = ArgumentBlock(launch.args, ARGS_END)
         shape = (*launch.grid, *launch.block, launch.shared)
-        given = (found.handle, *shape, stream, None, block.extra)
-        self._noted(lambda: self._binding.drive(verb, "cuLaunchKernel", *given))
+        given: tuple[Any, ...]
+        name, given = "cuLaunchKernel", (found.handle, *shape, stream, None, block.extra)
+        if launch.early and found.early:
+            config = early_config(shape, stream)
+            name, given = "cuLaunchKernelEx", (config, found.handle, None, block.extra)
+        self._noted(lambda: self._binding.drive(verb, name, *given))
 
     def graph_launcher(self) -> int:
         """cuGraphLaunch of the driver; its handles are the runtime's."""

@@ -39,13 +39,17 @@ class FakeCuda:
         self.handles, self.next = {}, 0x1000
         self.recording, self.graphs = {}, {}
         self.options = []
+        self.major, self.early = 9, 0
         self._launcher = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
             lambda graph, stream: self._replay(graph)
         )
 
     def binding(self):
         driver = SimpleNamespace(
-            cuLaunchKernel=self._launch, cuGraphLaunch=self._launcher, cuGetErrorName=self._name
+            cuLaunchKernel=self._launch,
+            cuLaunchKernelEx=self._launch_early,
+            cuGraphLaunch=self._launcher,
+            cuGetErrorName=self._name,
         )
         return Binding(self, self, self, driver)
 
@@ -84,11 +88,12 @@ class FakeCuda:
     def getDeviceProperties(self, index):  # noqa: N802
         return {
             "name": b"Fake\0\0",
-            "major": 9,
+            "major": self.major,
             "minor": 0,
             "totalGlobalMem": self.memory,
             "multiProcessorCount": 132,
             "warpSize": 32,
+            "sharedMemPerBlockOptin": 227 << 10,
         }
 
     def setDevice(self, device):  # noqa: N802
@@ -241,6 +246,16 @@ class FakeCuda:
 
     def funcSetAttribute(self, function, attribute, value):  # noqa: N802
         assert attribute == 8
+
+    def _launch_early(self, config, function, plain, extra):
+        config = ctypes.cast(config, ctypes.c_void_p).value
+        words = (ctypes.c_uint * 7).from_address(config)
+        stream, attributes = (ctypes.c_void_p * 2).from_address(config + 32)
+        assert ctypes.c_uint.from_address(config + 48).value == 1
+        assert ctypes.c_int.from_address(attributes).value == 6
+        assert ctypes.c_int.from_address(attributes + 8).value == 1
+        self.early += 1
+        return self._launch(function, *words, stream, plain, extra)
 
     def _launch(self, function, *args):
         *shape, stream, plain, extra = args

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -197,6 +198,21 @@ def test_launching(cuda, runtime):
     cuda.fail = {"cuLaunchKernel": 2}
     with pytest.raises(Refused, match=r"cuLaunchKernel answers CUDA_ERROR_2 \(2\)"):
         runtime.launch(launch, stream)
+
+
+@pytest.mark.parametrize(("major", "early"), [(8, 0), (9, 1), (12, 1)])
+def test_early_launches_where_the_device_can(cuda, major, early):
+    cuda.major = major
+    runtime = CudaRuntime(cuda.binding())
+    runtime.open_context(0)
+    stream = runtime.create_stream(0)
+    launch = make_launch("add", x=0, y=0, rows=0, width=0)
+    runtime.load(0, [launch.kernel])
+    runtime.launch(launch, stream)
+    runtime.launch(evolve(launch, early=True), stream)
+    assert cuda.early == early
+    assert runtime.devices()[0].shared == 227 << 10
+    runtime.close()
 
 
 def test_close_frees_everything_whatever_fails(cuda):

@@ -1,4 +1,4 @@
-"""What an entry of a table of device kernels is: typed arguments, and the rule for its grid."""
+"""What the tables of device kernels are written in: entries, argument kinds, grid rules."""
 
 from __future__ import annotations
 
@@ -73,15 +73,39 @@ def one(threads: int) -> Callable[[Values], Geometry]:
     return rule
 
 
-def rows(per: int, threads: int) -> Callable[[Values], Geometry]:
-    """Blocks of `per` weight rows."""
+WARPS = 4
+"""Groups of 32 threads in a block of products."""
+
+ROOM = 10 << 10
+"""Bytes of shared memory in which one of them keeps its rows."""
+
+
+def slot_bytes(stride: int, count: int) -> int:
+    """Bytes of shared memory for `count` rows, which keep their place within lines of 128 bytes."""
+    return -(-(count * stride + 127) // 128) * 128
+
+
+def staged_rows(stride: int) -> int:
+    """Rows that a warp stages: 8, 4, 2 or 1; 0 where not even one fits. The sources' `batch_of`."""
+    return next((n for n in (8, 4, 2, 1) if slot_bytes(stride, n) <= ROOM), 0)
+
+
+def rows_of_block(stride: int) -> int:
+    """Weight rows of one block of products."""
+    return WARPS * (staged_rows(stride) or 4)
+
+
+def staged(matrices: Mapping[str, str], other: str = "") -> Callable[[Values], Geometry]:
+    """Blocks of rows of some matrices in turn: `matrices` are arguments, stride by number of rows.
+
+    `other` counts a second dimension of the grid.
+    """
 
     def rule(a: Values) -> Geometry:
-        return Geometry((-(-int(a["rows"]) // per), 1, 1), (threads, 1, 1))
+        shapes = [(int(a[rows]), int(a[stride])) for rows, stride in matrices.items()]
+        blocks = sum(-(-rows // rows_of_block(stride)) for rows, stride in shapes)
+        most = max(slot_bytes(stride, staged_rows(stride)) for _, stride in shapes)
+        shared = WARPS * most if all(staged_rows(stride) for _, stride in shapes) else WARPS * ROOM
+        return Geometry((blocks, int(a[other]) if other else 1, 1), (32 * WARPS, 1, 1), shared)
 
     return rule
-
-
-def table(*entries: DeviceKernel) -> dict[str, DeviceKernel]:
-    """Entries by name."""
-    return {k.name: k for k in entries}

@@ -14,7 +14,7 @@ from strata_core.kernels.device.capture import capture, kernels_of
 from strata_core.kernels.device.exchange import picks_of
 from strata_core.kernels.device.layout import HELPER
 from strata_core.kernels.device.lower import Copy, Fill, Item, Places
-from strata_core.kernels.device.table import make_launch
+from strata_core.kernels.device.table import gate_up_warps, make_launch
 from strata_core.kernels.device.workspace import Model, buffer_of, whole
 from strata_core.kernels.program import Op
 from strata_core.runtime import Runtime
@@ -121,6 +121,7 @@ class HelperLowering:
             rows=gate.rows,
             columns=gate.columns,
             op=number,
+            warps=gate_up_warps(gate.nbytes // gate.rows, up.nbytes // up.rows, self.places.room),
             **shared,
         )
         stride = down.nbytes // down.rows

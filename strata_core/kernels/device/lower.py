@@ -18,11 +18,11 @@ from strata_core.kernels.cpu.workspace import Dense
 from strata_core.kernels.device.exchange import Exchange, picks_of, word
 from strata_core.kernels.device.layout import STATUS_BYTES
 from strata_core.kernels.device.regions import Regions
-from strata_core.kernels.device.table import make_launch
+from strata_core.kernels.device.table import gate_up_warps, make_launch
 from strata_core.kernels.device.workspace import Model, buffer_of, weight_of, whole
 from strata_core.kernels.fit import check_experts, check_heads, check_router
 from strata_core.kernels.program import Buffer, Op, Weight
-from strata_core.runtime import Launch
+from strata_core.runtime import PLAIN_ROOM, Launch
 
 
 @frozen
@@ -67,13 +67,15 @@ class Mode:
 class Places:
     """Where a device finds what launches name: its workspace, the exchange, the dense weights.
 
-    `exchange_alias` is the exchange's address as the device sees it.
+    `exchange_alias` is the exchange's address as the device sees it, `room` the bytes of shared
+    memory that a block may have there.
     """
 
     regions: Regions
     exchange: Exchange
     exchange_alias: int
     weights: Mapping[Weight, Dense]
+    room: int = PLAIN_ROOM
 
     def seen(self, region: str, offset: int = 0) -> int:
         """A part of the exchange, by the device's address."""
@@ -163,6 +165,28 @@ class Lowering:
             self._packed.add(buffer.name)
         return records
 
+    def _pack_ahead(self, buffer: Buffer) -> None:
+        """Records right behind the norm, in the name of the op that is the first to want them."""
+        norm = self._op
+        for number, op in enumerate(self.model.program.ops[norm + 1 :], norm + 1):
+            type_name = self._type_read(op, buffer)
+            if type_name in UNPACK:
+                self._op = number
+                self._input(buffer, type_name)
+                break
+            in_place = op.kernel in ("rope", "add", "gate_add", "combine")
+            if buffer == op.args.get("out") or (in_place and buffer == op.args.get("x")):
+                break
+        self._op = norm
+
+    def _type_read(self, op: Op, buffer: Buffer) -> str:
+        """The type of the weights that an op multiplies a buffer's rows with; or nothing."""
+        if op.args.get("x") != buffer:
+            return ""
+        if op.kernel == "linear":
+            return self.places.weights[weight_of(op, "weight")].type
+        return self.model.gate_type(op) if op.kernel == "experts" else ""
+
     # kernels
 
     def _op_embed(self, op: Op) -> None:
@@ -196,6 +220,7 @@ class Lowering:
             eps=float(np.float32(eps)),
         )
         self._wrote(out)
+        self._pack_ahead(out)
 
     def _op_linear(self, op: Op) -> None:
         weight = self.places.weights[weight_of(op, "weight")]
@@ -338,6 +363,7 @@ class Lowering:
             rows=gate.rows,
             columns=gate.columns,
             op=self._op,
+            warps=gate_up_warps(gate.nbytes // gate.rows, up.nbytes // up.rows, self.places.room),
             **shared,
         )
         self._launch(

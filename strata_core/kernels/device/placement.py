@@ -277,7 +277,8 @@ class Placement:
             self._put_cells(own, helper.places.regions, helper.device)
         staging.drain()
         alias = self._alias(self.device)
-        return Places(self.regions, self.exchange, alias, self._dense), cells
+        room = self.runtime.devices()[self.device].shared
+        return Places(self.regions, self.exchange, alias, self._dense, room), cells
 
     def put_split(self, table: Table) -> None:
         """Have the misses be split by a table; between rounds only."""
@@ -409,7 +410,7 @@ class Placement:
         self._settle(regions, device, stream, "a helper's buffers")
         pool = self._slots(device, self.options.helper_caches[number - 1])
         # its view of the exchange follows when that is there
-        places = Places(regions, self.exchange, 0, {})
+        places = Places(regions, self.exchange, 0, {}, self.runtime.devices()[device].shared)
         return Helper(self.runtime, number, device, stream, pool, places)
 
     def _alias(self, device: int) -> int:

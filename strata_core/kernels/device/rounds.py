@@ -24,6 +24,7 @@ from strata_core.kernels.cpu.storage import Storage
 from strata_core.kernels.device.capture import capture, kernels_of
 from strata_core.kernels.device.cells import Cells
 from strata_core.kernels.device.exchange import word
+from strata_core.kernels.device.fuse import fuse
 from strata_core.kernels.device.helper import Helper
 from strata_core.kernels.device.host_lane import HostLane
 from strata_core.kernels.device.lower import Lowering, Mode, Places, Segment
@@ -96,7 +97,8 @@ class Maker:
     def make(self, mode: Mode) -> Round:
         """Lower, load, capture and lay out the schedule of a mode."""
         shared = self.cells.shared_layers(link_takes_all=self._link_takes_all(mode.tokens))
-        segments = Lowering(self.model, self.places, mode, shared).lower()
+        lowered = Lowering(self.model, self.places, mode, shared).lower()
+        segments = [fuse(segment) for segment in lowered]
         graphs: list[int] = []
         try:
             for segment in segments:

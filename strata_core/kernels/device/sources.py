@@ -18,15 +18,16 @@ from strata_core.runtime import KernelKey
 
 HERE = Path(__file__).parent / "src"
 
-HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h")
+HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h", "stage.h", "kv.h")
 
 FILES = {
     "elementwise.cu": (
-        "embed", "rms_norm", "rope", "add", "silu_mul", "gate_add", "combine", "gather", "signal",
+        "embed", "rope", "add", "silu_mul", "gate_add", "combine", "gather", "signal",
     ),
-    "products.cu": ("quantise", "linear", "gate_up", "down"),
-    "attention.cu": ("kv_append", "attention", "merge"),
-    "routing.cu": ("route", "assign", "claim"),
+    "rows.cu": ("rms_norm", "norm_rows", "combine_norm", "heads", "silu_quantise"),
+    "products.cu": ("quantise", "linear", "linear_add", "products", "gate_up", "down"),
+    "attention.cu": ("kv_append", "attention", "merge", "merge_quantise"),
+    "routing.cu": ("route", "assign", "dispatch", "claim"),
     "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),
     "prompt_attention.cu": ("prompt_attention",),
     "prompt_routing.cu": ("prompt_group", "prompt_combine"),
@@ -72,7 +73,7 @@ def _definitions(named: dict[str, str | int]) -> list[str]:
             if value not in TYPES:
                 raise ValueError(f"there is no weight type {value}")
             lines.append(f"#define {name.upper()} {value}")
-    factor = named.get("type") or named.get("gate")
+    factor = named.get("type") or named.get("type_a") or named.get("gate")
     if factor is not None and factor not in FLOATS:
         lines.append("#define QUANTISED")
     if named.get("down") is not None and named["down"] not in FLOATS:

@@ -19,20 +19,59 @@ from __future__ import annotations
 
 import struct
 
-from strata_core.kernels.device.entry import DeviceKernel
-from strata_core.kernels.device.entry import each as _each
-from strata_core.kernels.device.entry import one as _one
-from strata_core.kernels.device.entry import over as _over
-from strata_core.kernels.device.entry import rows as _rows
-from strata_core.kernels.device.entry import table as _table
+from strata_core.kernels.device.entry import (
+    DeviceKernel,
+    Geometry,
+    Values,
+    each,
+    one,
+    over,
+    slot_bytes,
+    staged,
+)
+from strata_core.kernels.device.fused_table import FUSED
 from strata_core.kernels.device.prompt_table import PROMPT_KERNELS
 from strata_core.runtime import KernelKey, Launch
 
-ROWS_PER_BLOCK = 16
-"""Weight rows of one block of `linear` and `down`: four warps of four rows, eight lanes a row."""
+
+def _table(*entries: DeviceKernel) -> dict[str, DeviceKernel]:
+    return {k.name: k for k in entries}
+
+
+MOST_STAGED = 100 << 10
+"""Bytes of shared memory beyond which a block of `gate_up` would have its processor for itself."""
 
 INNER_PER_BLOCK = 32
 """Rows of gate and up of one block of `gate_up`: one block of inner activations."""
+
+
+def gate_up_warps(gate_stride: int, up_stride: int, room: int) -> int:
+    """Warps that stage four rows of gate and of up each in `room` bytes of shared memory.
+
+    8, 4 or 2; 0: rows are read where they are, by 8 warps.
+    """
+    each = slot_bytes(gate_stride, 4) + slot_bytes(up_stride, 4)
+    return next((n for n in (8, 4, 2) if n * each <= min(room, MOST_STAGED)), 0)
+
+
+def _gate_up(a: Values) -> Geometry:
+    warps = int(a["warps"])
+    each = slot_bytes(int(a["gate_stride"]), 4) + slot_bytes(int(a["up_stride"]), 4)
+    grid = (-(-int(a["rows"]) // INNER_PER_BLOCK), int(a["count"]), 1)
+    return Geometry(grid, (32 * (warps or 8), 1, 1), warps * each)
+
+
+ENOUGH_BLOCKS = 264
+"""Blocks that fill a large device; with more of them, heads that share keys share a block."""
+
+
+def _attention(a: Values) -> Geometry:
+    splits, tokens, group = int(a["splits"]), int(a["tokens"]), int(a["group"])
+    per = 8
+    while per > 1 and int(a["kv_heads"]) * -(-group // per) * splits * tokens < ENOUGH_BLOCKS:
+        per //= 2
+    return Geometry((splits, int(a["kv_heads"]) * -(-group // per), tokens), (256, 1, 1))
+
 
 DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
     DeviceKernel(
@@ -46,7 +85,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "tokens": "i32",
             "width": "i32",
         },
-        geometry=_each("tokens", threads=256),
+        geometry=each("tokens", threads=256),
         summary="row ids[t] of the table as float32 (docs/arithmetic.md, 3.3); `stride`: bytes of "
         "a table row; the table may lie in host memory",
     ),
@@ -61,7 +100,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "dim": "i32",
             "eps": "f32",
         },
-        geometry=_each("runs", "rows", threads=128),
+        geometry=each("runs", "rows", threads=128),
         summary="each of a row's `runs` runs of `dim` floats; weight float32 [dim]; out may be x",
     ),
     DeviceKernel(
@@ -74,7 +113,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "width": "i32",
             "op": "i32",
         },
-        geometry=_over("width", 256, "rows"),
+        geometry=over("width", 256, "rows"),
         summary="float rows to records, record_bytes(width) apart; width is a multiple of 32; what "
         "lies beyond the row in its last record stays as it is; x may lie in host memory",
     ),
@@ -91,7 +130,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "rows": "i32",
             "columns": "i32",
         },
-        geometry=_rows(ROWS_PER_BLOCK, 128),
+        geometry=staged({"rows": "stride"}),
         summary="out[t, r] = weight row r times x row t, plus bias[r] unless bias is 0; x: records "
         "for quantised types, else float rows; `stride`: bytes of a weight row",
     ),
@@ -106,7 +145,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "head_dim": "i32",
             "half": "i32",
         },
-        geometry=_each("heads", "tokens", threads=64),
+        geometry=each("heads", "tokens", threads=64),
         summary="pairs (i, i + half) of each head by line t of the tables, float32 [tokens, half]",
     ),
     DeviceKernel(
@@ -123,7 +162,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "width": "i32",
             "op": "i32",
         },
-        geometry=_over("width", 256, "tokens"),
+        geometry=over("width", 256, "tokens"),
         summary="rows of k and v in the KV type to row layer_offset + position of their token's "
         "place; `places`: uint64 [tokens, PLACE_FIELDS]",
     ),
@@ -143,7 +182,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "window": "i32",
             "splits": "i32",
         },
-        geometry=_each("splits", "kv_heads", "tokens", threads=128),
+        geometry=_attention,
         summary="partials, float32 [tokens, heads, splits, PARTIAL_HEAD + head_dim]; split number "
         "0 of a token is the one of 256 absolute positions that holds its first position; a split "
         "past its position is not written; `group`: heads that share a KV head; `window`: "
@@ -161,25 +200,25 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "window": "i32",
             "splits": "i32",
         },
-        geometry=_each("heads", "tokens", threads=128),
+        geometry=each("heads", "tokens", threads=128),
         summary="each head's partials folded, ascending, and divided",
     ),
     DeviceKernel(
         name="add",
         args={"x": "ptr", "y": "ptr", "rows": "i32", "width": "i32"},
-        geometry=_over("width", 256, "rows"),
+        geometry=over("width", 256, "rows"),
         summary="x = x + y",
     ),
     DeviceKernel(
         name="silu_mul",
         args={"gate": "ptr", "up": "ptr", "out": "ptr", "rows": "i32", "width": "i32"},
-        geometry=_over("width", 256, "rows"),
+        geometry=over("width", 256, "rows"),
         summary="out = silu(gate) * up; out may be gate",
     ),
     DeviceKernel(
         name="gate_add",
         args={"x": "ptr", "y": "ptr", "gate": "ptr", "rows": "i32", "width": "i32"},
-        geometry=_over("width", 256, "rows"),
+        geometry=over("width", 256, "rows"),
         summary="x = fma(sigmoid(gate[row]), y, x)",
     ),
     DeviceKernel(
@@ -195,7 +234,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "renormalise": "i32",
             "op": "i32",
         },
-        geometry=_each("tokens", threads=256),
+        geometry=each("tokens", threads=128),
         summary="int32 picks and float32 weights, [tokens, top_k]; ties go to the lowest index",
     ),
     DeviceKernel(
@@ -220,7 +259,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "inputs": "i32",
             "outputs": "i32",
         },
-        geometry=_one(1024),
+        geometry=one(1024),
         summary="The one place where lanes are chosen. Entries in order; `cells`: CELL [experts]. "
         "An expert in a slot is a hit; else one with a helper goes there; the rest are misses, m "
         "different experts: of them the first share[m] (int32) that have an alias, in order of "
@@ -243,7 +282,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "lane": "i32",
             "outputs": "i32",
         },
-        geometry=_one(256),
+        geometry=one(256),
         summary="A helper's part of `assign`: entries of its lane get their slot's addresses and "
         "row host_rows + i * outputs * 4; the addresses of all others are 0; `first` is as in "
         "`assign`",
@@ -263,12 +302,14 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "rows": "i32",
             "columns": "i32",
             "op": "i32",
+            "warps": "i32",
         },
-        geometry=_over("rows", INNER_PER_BLOCK, "count", threads=128),
+        geometry=_gate_up,
         summary="silu(gate x) * (up x) of each of `count` entries with addresses; entry i's input "
         "is row i / top_k of x (records where gate and up are quantised, else floats); inner rows "
         "are inner_bytes(rows) apart and hold what `down` of that type wants; rows is a multiple "
-        "of 32; strides: bytes of a weight row",
+        "of 32; strides: bytes of a weight row; `warps`: how many of a block stage rows, see "
+        "`gate_up_warps`",
     ),
     DeviceKernel(
         name="down",
@@ -281,7 +322,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "rows": "i32",
             "columns": "i32",
         },
-        geometry=_over("rows", ROWS_PER_BLOCK, "count", threads=128),
+        geometry=staged({"rows": "stride"}, "count"),
         summary="each entry's unweighted result to its `row`; inner rows are inner_bytes(columns) "
         "apart",
     ),
@@ -295,24 +336,25 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "width": "i32",
             "top_k": "i32",
         },
-        geometry=_over("width", 256, "tokens"),
+        geometry=over("width", 256, "tokens"),
         summary="x + (the weighted rows of the token's entries, by fma from +0 in router order)",
     ),
     DeviceKernel(
         name="gather",
         args={"x": "ptr", "index": "ptr", "out": "ptr", "rows": "i32", "width": "i32"},
-        geometry=_over("width", 256, "rows"),
+        geometry=over("width", 256, "rows"),
         summary="row index[i] of x becomes row i of out",
     ),
     DeviceKernel(
         name="signal",
         args={"word": "ptr", "value": "ptr"},
-        geometry=_one(1),
+        geometry=one(1),
         summary="*word = *value (int64) behind a system fence; word lies in host memory",
     ),
+    *(fused.kernel for fused in FUSED.values()),
     *PROMPT_KERNELS,
 )
-"""Every device kernel by name."""
+"""Every device kernel by name, the fused ones too."""
 
 _BLOCKS = {name: struct.Struct(kernel.format) for name, kernel in DEVICE_KERNELS.items()}
 

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.linear import CHUNK
 from strata_core.kernels.cpu.unpack import UNPACK
+from strata_core.kernels.device.fuse import parts_of, plain_keys
+from strata_core.kernels.device.fused_table import FUSED
 from strata_core.kernels.device.layout import (
     CELL,
     ENTRY,
@@ -116,7 +118,10 @@ class HostKernels:
 
     def load(self, key: KernelKey) -> None:
         """Compile the step behind a kernel, where it has one."""
-        if key.name not in ("assign", "claim", "signal", *PROMPT_KERNELS):
+        if key.name in FUSED:
+            for part in plain_keys(key):
+                self.load(part)
+        elif key.name not in ("assign", "claim", "signal", *PROMPT_KERNELS):
             self._library.address(Step(key.name, key.parameters))
         for name, parameters in PROMPT_STEPS.get(key.name, ()):
             self._library.address(Step(name, tuple(key.parameters[i] for i in parameters)))
@@ -125,14 +130,16 @@ class HostKernels:
         """Do what a launch asks, at once, on this thread."""
         ready = self._ready.get((device, launch))
         if ready is None:
-            args = Args.of(launch, runtime, device)
-            name = launch.kernel.name
-            if name in PROMPT_KERNELS:
-                ready = PROMPT_KERNELS[name](self, args, *launch.kernel.parameters)
-            else:
-                ready = getattr(self, f"_{name}")(args, *launch.kernel.parameters)
-            self._ready[device, launch] = ready
+            parts = [self._part(runtime, device, part) for part in parts_of(launch)]
+            ready = self._ready[device, launch] = parts[0] if len(parts) == 1 else _all(parts)
         ready()
+
+    def _part(self, runtime: SimRuntime, device: int, launch: Launch) -> Ready:
+        args, name = Args.of(launch, runtime, device), launch.kernel.name
+        if name in PROMPT_KERNELS:
+            return PROMPT_KERNELS[name](self, args, *launch.kernel.parameters)
+        make: Callable[..., Ready] = getattr(self, f"_{name}")
+        return make(args, *launch.kernel.parameters)
 
     def run_step(
         self, name: str, parameters: tuple[str | int, ...], args: Sequence[int], units: int
@@ -317,6 +324,16 @@ class HostKernels:
             a.link(written=8)
 
         return ready
+
+
+def _all(parts: Sequence[Ready]) -> Ready:
+    """What a fused launch comes to: its parts, one after the other."""
+
+    def ready() -> None:
+        for part in parts:
+            part()
+
+    return ready
 
 
 def choose_lanes(

@@ -1,52 +1,11 @@
 // Keys, values and attention: kv_append, attention (one split of 256 positions of the heads that
-// share a KV head), merge. Sections 8 and 9.
-
-#ifdef KV_fp32
-typedef float Stored;
-DEV float stored(const Stored* p, const u16* scales, size_t i) { return p[i]; }
-#endif
-#ifdef KV_fp16
-typedef u16 Stored;
-DEV float stored(const Stored* p, const u16* scales, size_t i) { return half_of(p[i]); }
-#endif
-#ifdef KV_int8
-typedef i8 Stored;
-DEV float stored(const Stored* p, const u16* scales, size_t i) {
-  return mul((float)p[i], half_of(scales[i >> 5]));
-}
-#endif
+// share a KV head), merge, merge_quantise. Sections 8 and 9.
 
 #ifdef KERNEL_kv_append
-DEV bool keep(Stored* to, u16* scales, size_t at, float x) {
-#ifdef KV_fp32
-  to[at] = x;
-  return finite(x);
-#endif
-#ifdef KV_fp16
-  u16 h = to_half(x);
-  to[at] = h;
-  return finite(half_of(h));
-#endif
-#ifdef KV_int8
-  float amax = fabsf(x);
-  int good = finite(x);
-#pragma unroll
-  for (int o = 16; o; o >>= 1) {
-    amax = largest(amax, SWAP(amax, o, 32));
-    good &= SWAP(good, o, 32);
-  }
-  u16 half = to_half(div_(amax, 127.f));
-  float d = half_of(half);
-  float q = d == 0.f ? 0.f : rintf(div_(x, d));
-  to[at] = (Stored)(int)(good && finite(d) ? fminf(fmaxf(q, -127.f), 127.f) : 0.f);
-  if ((at & 31) == 0) scales[at >> 5] = half;
-  return good && finite(d);
-#endif
-}
-
 KERNEL(256)
 kv_append(const float* k, const float* v, const int* positions, const Place* places, u32* status,
           i64 layer_offset, int tokens, int width, int op) {
+  follow();
   int i = blockIdx.x * 256 + threadIdx.x;
   if (i >= width) return;
   const Place& place = places[blockIdx.y];
@@ -63,106 +22,212 @@ kv_append(const float* k, const float* v, const int* positions, const Place* pla
 #define TILE 32
 
 #ifdef KERNEL_attention
-#define PARTS ((HEAD_DIM + 31) / 32)
+#define TILES (SPLIT / TILE)
+#define AHEAD (HEAD_DIM % 64 == 0 ? (sizeof(Stored) == 4 ? 32 : 64) : HEAD_DIM % 16 == 0 ? 16 : 8)
 
-KERNEL(128)
+#define PER_WARP (HEAD_DIM < 32 ? HEAD_DIM : 32)
+#define TILE_BYTES (TILE * ((HEAD_DIM + 31) / 32) * PER_WARP * (int)sizeof(Stored))
+#define RING (TILE_BYTES * TILES <= 40960 ? TILES : 40960 / TILE_BYTES)
+
+// Values of the last few tiles, or of those to come: a warp's 32 elements of 32 positions.
+struct Ring {
+  Stored v[RING][(HEAD_DIM + 31) / 32][TILE][PER_WARP];
+#ifdef KV_int8
+  u16 d[RING][(HEAD_DIM + 31) / 32][TILE];
+#endif
+};
+
+// A warp sends its elements of positions a..b - 1 of a tile on their way; `from` is its first one's.
+DEV void send_tile(Ring& ring, int slot, int warp, int lane, const Stored* from, const u16* scales,
+                   size_t at, int a, int b, int width) {
+  int here = HEAD_DIM - warp * 32 < 32 ? HEAD_DIM - warp * 32 : 32;
+  int pieces = here * (int)sizeof(Stored) / 16;
+  for (int i = lane; i < TILE * pieces; i += 32) {
+    int j = i / pieces, k = i % pieces;
+    if (j >= a && j < b)
+      copy16((u8*)ring.v[slot][warp][j] + 16 * k, (const u8*)(from + at + (size_t)j * width) + 16 * k);
+  }
+#ifdef KV_int8
+  if (lane >= a && lane < b) ring.d[slot][warp][lane] = scales[(at + (size_t)lane * width) >> 5];
+#endif
+}
+
+DEV float of_ring(const Ring& ring, int slot, int warp, int j, int lane) {
+#ifdef KV_fp32
+  return ring.v[slot][warp][j][lane];
+#endif
+#ifdef KV_fp16
+  return half_of(ring.v[slot][warp][j][lane]);
+#endif
+#ifdef KV_int8
+  return mul((float)ring.v[slot][warp][j][lane], half_of(ring.d[slot][warp][j]));
+#endif
+}
+
+// One block: one split of some heads that share a KV head, one after the other. A thread has a
+// position for the scores, a warp a tile; then a thread has an element of the sum, whose tiles follow
+// each other while the next ones' values are on their way.
+ROOMY(256, 1)
 attention(const float* q, float* partials, const int* positions, const Place* places,
           i64 layer_offset, int tokens, int width, int kv_heads, int group, int window,
           int splits) {
-  __shared__ float scaled[4][HEAD_DIM];
-  int token = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  int position = positions[token];
-  int first = window ? (position - window + 1 > 0 ? position - window + 1 : 0) : 0;
-  int split = first / SPLIT + blockIdx.x, heads = kv_heads * group;
-  if (split > position / SPLIT) return;
-  int begin = split * SPLIT > first ? split * SPLIT : first;
-  int end = (split + 1) * SPLIT < position + 1 ? (split + 1) * SPLIT : position + 1;
+  __shared__ __align__(16) float scaled[HEAD_DIM], weights[SPLIT];
+  __shared__ float tops[TILES], shrinks[TILES], sums[TILES];
+  __shared__ __align__(16) Ring ring;
+  int token = blockIdx.z, tile = threadIdx.x >> 5, lane = threadIdx.x & 31, e = threadIdx.x;
+  int chunks = gridDim.y / kv_heads, kv_head = blockIdx.y / chunks;
+  int per = (group + chunks - 1) / chunks, head = blockIdx.y % chunks * per;
+  int last_head = head + per < group ? head + per : group;
+  int position = positions[token], first = window && position >= window ? position - window + 1 : 0;
+  int split = first / SPLIT + blockIdx.x, heads = kv_heads * group, start = split * SPLIT;
+  int begin = start > first ? start : first;
+  int end = start + SPLIT < position + 1 ? start + SPLIT : position + 1;
   const Place& place = places[token];
   const Stored *keys = (const Stored*)place.k, *values = (const Stored*)place.v;
   const u16 *k_scales = (const u16*)place.k_scales, *v_scales = (const u16*)place.v_scales;
   size_t base = (size_t)layer_offset * width + (size_t)kv_head * HEAD_DIM;
-  for (int n = warp; n < (group + 3) / 4 * 4; n += 4) {
-    bool mine = n < group;
-    int head = kv_head * group + (mine ? n : 0);
-    __syncthreads();
-    for (int i = lane; i < HEAD_DIM; i += 32)
-      scaled[warp][i] = mul(q[((size_t)token * heads + head) * HEAD_DIM + i], SCALE);
-    __syncthreads();
-    if (!mine) continue;
-    float m = -float_of(0x7f800000u), l = 0.f, o[PARTS];
+  int p = start + e;
+  bool in = p >= begin && p < end;
+  size_t row = base + (size_t)p * width;
+  if (in) prefetch(keys + row), prefetch(values + row);
+  follow();
+  if (begin >= end) return;
+  int f = (begin - start) / TILE, last = (end - 1 - start) / TILE;
+  for (int n = head; n < last_head; n++) {
+    const float* mine = q + ((size_t)token * heads + kv_head * group + n) * HEAD_DIM;
+    if (tile * 32 < HEAD_DIM)
 #pragma unroll
-    for (int e = 0; e < PARTS; e++) o[e] = 0.f;
-    for (int tile = begin / TILE * TILE; tile < end; tile += TILE) {
-      int p = tile + lane, a = begin > tile ? begin : tile;
-      int b = end < tile + TILE ? end : tile + TILE;
-      bool in = p >= a && p < b;
-      float s[8];
-#pragma unroll
-      for (int i = 0; i < 8; i++) s[i] = 0.f;
-      if (in) {
-        size_t row = base + (size_t)p * width;
-        for (int i = 0; i < HEAD_DIM; i += 8)
-#pragma unroll
-          for (int k = 0; k < 8; k++)
-            s[k] = fma_(scaled[warp][i + k], stored(keys, k_scales, row + i + k), s[k]);
+      for (int k = 0; k < RING; k++) {
+        int from = start + (f + k) * TILE;
+        if (f + k <= last)
+          send_tile(ring, k, tile, lane, values, v_scales, base + tile * 32 + (size_t)from * width,
+                    begin - from, end - from, width);
+        copies_sent();
       }
-      float score = s[0];
+    __syncthreads();
+    if (e < HEAD_DIM) scaled[e] = mul(mine[e], SCALE);
+    __syncthreads();
+    float s[8];
 #pragma unroll
-      for (int k = 1; k < 8; k++) score = add(score, s[k]);
-      float top = in ? score : -float_of(0x7f800000u);
+    for (int i = 0; i < 8; i++) s[i] = 0.f;
+    if (in)
+      for (int i = 0; i < HEAD_DIM; i += AHEAD) {
+        // asked for together, so that they are waited for once
+        Eight k[AHEAD / 8];
 #pragma unroll
-      for (int x = 16; x; x >>= 1) top = largest(top, SWAP(top, x, 32));
-      top = largest(m, top);
-      float shrink = exp_(sub(m, top)), weight = in ? exp_(sub(score, top)) : 0.f;
-      // stripes j mod 8, ascending; a position without part adds +0, which changes nothing
-      float t = add(0.f, LANE(weight, lane & 7, 32));
-      t = add(t, LANE(weight, (lane & 7) + 8, 32));
-      t = add(t, LANE(weight, (lane & 7) + 16, 32));
-      t = add(t, LANE(weight, (lane & 7) + 24, 32));
-      l = fma_(l, shrink, fold8(t));
+        for (int c = 0; c < AHEAD; c += 8) k[c / 8] = eight_of(keys, k_scales, row + i + c);
 #pragma unroll
-      for (int e = 0; e < PARTS; e++) o[e] = mul(o[e], shrink);
-      for (int j = a; j < b; j++) {
-        float w = LANE(weight, j - tile, 32);
-        size_t row = base + (size_t)j * width;
-#pragma unroll
-        for (int e = 0; e < PARTS; e++) {
-          int i = e * 32 + lane;
-          if (i < HEAD_DIM) o[e] = fma_(w, stored(values, v_scales, row + i), o[e]);
-        }
+        for (int c = 0; c < AHEAD; c++) s[c & 7] = fma_(scaled[i + c], value_of(k[c >> 3], c & 7), s[c & 7]);
       }
-      m = top;
-    }
-    float* out = partials + (((size_t)token * heads + head) * splits + blockIdx.x) *
+    float score = s[0];
+#pragma unroll
+    for (int k = 1; k < 8; k++) score = add(score, s[k]);
+    float top = in ? score : -float_of(0x7f800000u);
+#pragma unroll
+    for (int x = 16; x; x >>= 1) top = largest(top, SWAP(top, x, 32));
+    if (lane == 0) tops[tile] = top;
+    __syncthreads();
+    float m = -float_of(0x7f800000u);
+    for (int t = f; t < tile && t < last; t++) m = largest(m, tops[t]);
+    top = largest(m, top);
+    float weight = in ? exp_(sub(score, top)) : 0.f;
+    weights[e] = weight;
+    // stripes j mod 8, ascending; a position without part adds +0, which changes nothing
+    float t = add(0.f, LANE(weight, lane & 7, 32));
+    t = add(t, LANE(weight, (lane & 7) + 8, 32));
+    t = add(t, LANE(weight, (lane & 7) + 16, 32));
+    t = add(t, LANE(weight, (lane & 7) + 24, 32));
+    t = fold8(t);
+    if (lane == 0) shrinks[tile] = exp_(sub(m, top)), sums[tile] = t;
+    if (tile == last && lane == 0) tops[last] = top;  // nobody looks at the last one's before
+    __syncthreads();
+    float* out = partials + (((size_t)token * heads + kv_head * group + n) * splits + blockIdx.x) *
                                 (PARTIAL_HEAD + HEAD_DIM);
-    if (lane == 0) out[0] = m, out[1] = l;
+    if (tile * 32 < HEAD_DIM) {
+      float o = 0.f;
+      int element = e < HEAD_DIM ? lane : 0;
+      for (int k = f, slot = 0; k <= last; k++, slot = slot + 1 == RING ? 0 : slot + 1) {
+        int from = start + k * TILE;
+        copies_done<RING - 1>();
+        MEET_WARP();
+        o = mul(o, shrinks[k]);
+        int a = begin > from ? begin - from : 0, b = end - from < TILE ? end - from : TILE;
+        if (b - a == TILE) {
 #pragma unroll
-    for (int e = 0; e < PARTS; e++)
-      if (e * 32 + lane < HEAD_DIM) out[PARTIAL_HEAD + e * 32 + lane] = o[e];
+          for (int j = 0; j < TILE; j++)
+            o = fma_(weights[k * TILE + j], of_ring(ring, slot, tile, j, element), o);
+        } else {
+          for (int j = a; j < b; j++)
+            o = fma_(weights[k * TILE + j], of_ring(ring, slot, tile, j, element), o);
+        }
+        MEET_WARP();
+        if (k + RING <= last) {
+          from += RING * TILE;
+          send_tile(ring, slot, tile, lane, values, v_scales, base + tile * 32 + (size_t)from * width,
+                    begin - from, end - from, width);
+        }
+        copies_sent();
+      }
+      if (e < HEAD_DIM) out[PARTIAL_HEAD + e] = o;
+    }
+    if (e == 0) {
+      float l = 0.f;
+      for (int k = f; k <= last; k++) l = fma_(l, shrinks[k], sums[k]);
+      out[0] = tops[last], out[1] = l;
+    }
   }
 }
+#endif
+
+#if defined(KERNEL_merge) || defined(KERNEL_merge_quantise)
+// The splits of a head folded for one element, ascending, and divided.
+DEV float merged(const float* part, int count, int e) {
+  float m = part[0], l = part[1], o = part[PARTIAL_HEAD + e];
+#pragma unroll 4
+  for (int n = 1; n < count; n++) {
+    const float* p = part + n * (PARTIAL_HEAD + HEAD_DIM);
+    float top = largest(m, p[0]);
+    float a = exp_(sub(m, top)), b = exp_(sub(p[0], top));
+    l = fma_(p[1], b, mul(l, a));
+    o = fma_(p[PARTIAL_HEAD + e], b, mul(o, a));
+    m = top;
+  }
+  return div_(o, l);
+}
+
+// Splits that a token at a position has.
+DEV int splits_of(int position, int window) {
+  int first = window && position >= window ? position - window + 1 : 0;
+  return position / SPLIT - first / SPLIT + 1;
+}
+
 #endif
 
 #ifdef KERNEL_merge
 KERNEL(128)
 merge(float* out, const float* partials, const int* positions, int tokens, int heads, int window,
       int splits) {
-  int head = blockIdx.x, token = blockIdx.y, position = positions[token];
-  int first = window ? (position - window + 1 > 0 ? position - window + 1 : 0) : 0;
-  int count = position / SPLIT - first / SPLIT + 1;
-  size_t row = (size_t)token * heads + head, pitch = PARTIAL_HEAD + HEAD_DIM;
-  const float* part = partials + row * splits * pitch;
-  for (int e = threadIdx.x; e < HEAD_DIM; e += 128) {
-    float m = part[0], l = part[1], o = part[PARTIAL_HEAD + e];
-    for (int n = 1; n < count; n++) {
-      const float* p = part + n * pitch;
-      float top = largest(m, p[0]);
-      float a = exp_(sub(m, top)), b = exp_(sub(p[0], top));
-      l = fma_(p[1], b, mul(l, a));
-      o = fma_(p[PARTIAL_HEAD + e], b, mul(o, a));
-      m = top;
-    }
-    out[row * HEAD_DIM + e] = div_(o, l);
-  }
+  follow();
+  size_t row = (size_t)blockIdx.y * heads + blockIdx.x;
+  const float* part = partials + row * splits * (PARTIAL_HEAD + HEAD_DIM);
+  int count = splits_of(positions[blockIdx.y], window);
+  for (int e = threadIdx.x; e < HEAD_DIM; e += 128) out[row * HEAD_DIM + e] = merged(part, count, e);
+}
+#endif
+
+#ifdef KERNEL_merge_quantise
+KERNEL(128)
+merge_quantise(float* out, const float* partials, const int* positions, u8* records, u32* status,
+               int tokens, int heads, int window, int splits, int width, int op) {
+  int i = blockIdx.x * 128 + threadIdx.x, token = blockIdx.y;
+  int count = splits_of(positions[token], window);
+  follow();
+  if (i >= width) return;  // whole blocks of 32: width is a multiple of 32
+  size_t row = (size_t)token * heads + i / HEAD_DIM;
+  float v = merged(partials + row * splits * (PARTIAL_HEAD + HEAD_DIM), count, i % HEAD_DIM);
+  out[(size_t)token * width + i] = v;
+  u8* to = records + (size_t)token * ((width + 255) / 256) * RECORD_BYTES;
+  bool good = store_block(to, i >> 5, threadIdx.x & 31, v);
+  if (!good && (threadIdx.x & 31) == 0) latch(status, op);
 }
 #endif

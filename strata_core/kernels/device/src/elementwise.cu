@@ -1,9 +1,10 @@
-// Kernels whose elements need their own row alone: embed, rms_norm, rope, add, silu_mul, gate_add,
+// Kernels whose elements need their own row alone: embed, rope, add, silu_mul, gate_add,
 // combine, gather, signal. Argument blocks and grids: table.py; arithmetic: sections 3.3 and 5 to 10.
 
 #ifdef KERNEL_embed
 KERNEL(256)
 embed(const int* ids, const u8* table, float* out, i64 stride, int tokens, int width) {
+  follow();
   const u8* row = table + (size_t)ids[blockIdx.x] * stride;
   float* to = out + (size_t)blockIdx.x * width;
 #ifdef QUANTISED
@@ -14,27 +15,10 @@ embed(const int* ids, const u8* table, float* out, i64 stride, int tokens, int w
 }
 #endif
 
-#ifdef KERNEL_rms_norm
-KERNEL(128)
-rms_norm(const float* x, float* out, const float* weight, int rows, int runs, int dim, float eps) {
-  __shared__ float stripes[64], factor;
-  size_t at = ((size_t)blockIdx.y * runs + blockIdx.x) * dim;
-  int tid = threadIdx.x;
-  if (tid < 64) {
-    float acc = 0.f;
-    for (int i = tid; i < dim; i += 64) acc = fma_(x[at + i], x[at + i], acc);
-    stripes[tid] = acc;
-  }
-  __syncthreads();
-  if (tid == 0) factor = div_(1.f, sqrt_(add(div_(fold64_of(stripes), (float)dim), eps)));
-  __syncthreads();
-  for (int i = tid; i < dim; i += 128) out[at + i] = mul(mul(x[at + i], factor), weight[i]);
-}
-#endif
-
 #ifdef KERNEL_rope
 KERNEL(64)
 rope(float* x, const float* cos, const float* sin, int tokens, int heads, int head_dim, int half) {
+  follow();
   float* head = x + ((size_t)blockIdx.y * heads + blockIdx.x) * head_dim;
   for (int i = threadIdx.x; i < half; i += 64) {
     float c = cos[(size_t)blockIdx.y * half + i], s = sin[(size_t)blockIdx.y * half + i];
@@ -46,6 +30,7 @@ rope(float* x, const float* cos, const float* sin, int tokens, int heads, int he
 #endif
 
 #define ELEMENT                                   \
+  follow();                                       \
   int i = blockIdx.x * 256 + threadIdx.x;         \
   if (i >= width) return;                         \
   size_t at = (size_t)blockIdx.y * width + i
@@ -98,6 +83,7 @@ gather(const float* x, const int* index, float* out, int rows, int width) {
 #ifdef KERNEL_signal
 KERNEL(1)
 signal(i64* word, const i64* value) {
+  follow();
   fence_system();
   *(volatile i64*)word = *value;
 }

@@ -18,15 +18,27 @@ DEV float fold64(const float* s) {
   return fold8(t);
 }
 
-// The same fold by one thread over 64 stripes in shared memory.
+// The same fold of 64 stripes in shared memory, by 8 neighbouring lanes, on every one of them.
 DEV float fold64_of(const float* s) {
-  float total = 0.f;
-  for (int j = 0; j < 8; j++) {
-    float t = s[j];
-    for (int k = 1; k < 8; k++) t = add(t, s[j + 8 * k]);
-    total = j ? add(total, t) : t;
-  }
-  return total;
+  int j = threadIdx.x & 7;
+  float t = s[j];
+#pragma unroll
+  for (int k = 1; k < 8; k++) t = add(t, s[j + 8 * k]);
+  return fold8(t);
+}
+
+// The same fold where lane i of 32 holds stripe i as `a` and stripe i + 32 as `b`.
+DEV float fold64_of_pair(float a, float b) {
+  int j = threadIdx.x & 7;
+  float t = LANE(a, j, 32);
+  t = add(t, LANE(a, j + 8, 32));
+  t = add(t, LANE(a, j + 16, 32));
+  t = add(t, LANE(a, j + 24, 32));
+  t = add(t, LANE(b, j, 32));
+  t = add(t, LANE(b, j + 8, 32));
+  t = add(t, LANE(b, j + 16, 32));
+  t = add(t, LANE(b, j + 24, 32));
+  return fold8(t);
 }
 
 DEV float exp_(float x) {

@@ -22,6 +22,10 @@ typedef long long i64;
 #define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads) void
 #else
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define ROOMY(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+#endif
+#ifndef ROOMY  // a kernel whose registers count for more than blocks beyond so many side by side
+#define ROOMY(threads, blocks) KERNEL(threads)
 #endif
 
 // --- floats: every operation by name, each one rounding to nearest, so that nothing is contracted.
@@ -84,6 +88,58 @@ DEV u16 to_half(float f) {
 #define SWAP(v, mask, width) __shfl_xor_sync(~0u, v, mask, width)
 #endif
 
+// --- one group of 32: what its threads wrote to shared memory is there for all of them
+#if defined(STRATA_EMULATED)
+#elif defined(STRATA_HIP)
+#define MEET_WARP()                                    \
+  do {                                                 \
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"); \
+    __builtin_amdgcn_wave_barrier();                   \
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"); \
+  } while (0)
+#else
+#define MEET_WARP() __syncwarp()
+#endif
+
+// --- dynamic shared memory
+#if defined(STRATA_EMULATED)
+#elif defined(STRATA_HIP)
+#define SHARED_BYTES(name) extern __shared__ __attribute__((aligned(128))) u8 name[]
+#else
+#define SHARED_BYTES(name) extern __shared__ __align__(128) u8 name[]
+#endif
+
+// --- early starts: a kernel that is launched early may read weights, and what the kernel before its
+// predecessor wrote; it writes nothing; then it waits here. The sign for the next kernel stands behind
+// the wait, which is what makes the second half of that true. A plain launch passes through. Every
+// kernel comes here, in every block, whatever it has to do.
+DEV void follow() {
+#if defined(STRATA_EMULATED)
+  has_followed();
+#elif !defined(STRATA_HIP) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// --- 16 bytes to shared memory; both places are multiples of 16. All that a thread sent has arrived
+// once `copies_done` returns but for the last LEFT groups, each ended by `copies_sent`.
+#if !defined(STRATA_HIP) && !defined(STRATA_EMULATED) && __CUDA_ARCH__ >= 800
+DEV void copy16(u8* to, const u8* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)),
+               "l"(from)
+               : "memory");
+}
+DEV void copies_sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+DEV void copies_done() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+#else
+DEV void copy16(u8* to, const u8* from) { *(int4*)to = *(const int4*)from; }
+DEV void copies_sent() {}
+template <int LEFT>
+DEV void copies_done() {}
+#endif
+
 // --- integers: four signed bytes times four signed bytes, added to c
 #if defined(STRATA_HIP)
 #if defined(__gfx906__) || defined(__gfx908__) || defined(__gfx90a__) || defined(__gfx942__) || \
@@ -120,6 +176,22 @@ DEV u32 choose(u32 low, u32 high, u32 nibbles) {
 #else
 DEV u32 choose(u32 low, u32 high, u32 nibbles) { return __byte_perm(low, high, nibbles); }
 #endif
+
+// --- a line that is asked for long before it is read
+DEV void prefetch(const void* p) {
+#if !defined(STRATA_HIP) && !defined(STRATA_EMULATED)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
+// --- 32 bits of two words, from bit `from` of the lower one on; 32 gives the upper one
+DEV u32 slide(u32 low, u32 high, u32 from) {
+#if defined(STRATA_HIP) || defined(STRATA_EMULATED)
+  return (u32)(((u64)high << 32 | low) >> from);
+#else
+  return __funnelshift_rc(low, high, from);
+#endif
+}
 
 // --- memory that others see
 DEV void fence_system() { __threadfence_system(); }

@@ -1,9 +1,11 @@
-// Rows of weights times activations: quantise, linear, gate_up, down. Eight lanes hold a row, lane j
-// the blocks with b mod 8 = j (quantised) or the stripes j, j + 8, ... (floats): sections 2 to 4.
+// Rows of weights times activations: quantise, linear, linear_add, products, gate_up, down. Sections
+// 2 to 4. Of quantised rows eight lanes hold one, lane j the blocks with b mod 8 = j; of float rows a
+// warp holds one, lane i the stripes i and i + 32.
 
 #ifdef KERNEL_quantise
 KERNEL(256)
 quantise(const float* x, u8* records, u32* status, int rows, int width, int op) {
+  follow();
   int i = blockIdx.x * 256 + threadIdx.x;
   if (i >= width) return;  // whole blocks of 32: width is a multiple of 32
   u8* row = records + (size_t)blockIdx.y * ((width + 255) / 256) * RECORD_BYTES;
@@ -12,138 +14,357 @@ quantise(const float* x, u8* records, u32* status, int rows, int width, int op) 
 }
 #endif
 
-// Up to MOST_TOKENS tokens of one quantised row; `pitch` bytes between the tokens' records.
-template <class W>
-DEV void quantised_row(const u8* row, const u8* x, size_t pitch, int tokens, int blocks, int j,
-                       float* acc) {
+#define AT_ONCE 4
+
+DEV size_t record_pitch(int columns) { return (size_t)((columns + 255) / 256) * RECORD_BYTES; }
+
+// Up to T tokens of one quantised row; token t's records are at x(t).
+template <class W, int T, class X>
+DEV void quantised_row(const u8* row, X x, int tokens, int blocks, int j, float* acc) {
 #pragma unroll
-  for (int t = 0; t < MOST_TOKENS; t++) acc[t] = 0.f;
+  for (int t = 0; t < T; t++) acc[t] = 0.f;
+#pragma unroll(T == 1 ? 4 : 1)
   for (int b = j; b < blocks; b += 8) {
     Block f;
     W::load(row, b, f);
 #pragma unroll
-    for (int t = 0; t < MOST_TOKENS; t++) {
-      if (t < tokens) {
+    for (int t = 0; t < T; t++) {
+      if (T == 1 || t < tokens) {
         Activations a;
-        load_block(x + t * pitch, b, a);
+        load_block(x(t), b, a);
         acc[t] = block_step<W>(f, a, acc[t]);
       }
     }
   }
 #pragma unroll
-  for (int t = 0; t < MOST_TOKENS; t++)
-    if (t < tokens) acc[t] = fold8(acc[t]);
+  for (int t = 0; t < T; t++)
+    if (T == 1 || t < tokens) acc[t] = fold8(acc[t]);
 }
 
-template <class W>
-DEV float float_row(const u8* row, const float* x, int columns, int j) {
-  float s[8];
+// `columns` floats of a row for up to T tokens, by a warp.
+template <class W, int T, class X>
+DEV void float_row(const u8* row, X x, int tokens, int columns, int lane, float* acc) {
+  float s[T][2];
 #pragma unroll
-  for (int k = 0; k < 8; k++) s[k] = 0.f;
-  for (int first = j; first - j < columns; first += 64) {
+  for (int t = 0; t < T; t++) s[t][0] = s[t][1] = 0.f;
+#pragma unroll(T == 1 ? 16 : 2)
+  for (int i = lane; i - lane < columns; i += 64) {
+    // the zero tail takes part: it makes +0 of a stripe that is -0
+    bool a = i < columns, b = i + 32 < columns;
+    float w = a ? W::at(row, i) : 0.f, v = b ? W::at(row, i + 32) : 0.f;
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
-      // the zero tail takes part: it makes +0 of a stripe that is -0
-      int i = first + 8 * k;
-      bool in = i < columns;
-      s[k] = fma_(in ? W::at(row, i) : 0.f, in ? x[i] : 0.f, s[k]);
+    for (int t = 0; t < T; t++) {
+      if (T == 1 || t < tokens) {
+        const float* from = (const float*)x(t) + i;
+        s[t][0] = fma_(w, a ? from[0] : 0.f, s[t][0]);
+        s[t][1] = fma_(v, b ? from[32] : 0.f, s[t][1]);
+      }
     }
   }
-  return fold64(s);
+#pragma unroll
+  for (int t = 0; t < T; t++)
+    if (T == 1 || t < tokens) acc[t] = fold64_of_pair(s[t][0], s[t][1]);
 }
 
-#ifdef KERNEL_linear
-KERNEL(128)
-linear(const u8* weight, const u8* x, float* out, const float* bias, i64 stride, int tokens,
-       int rows, int columns) {
-  int r = blockIdx.x * 16 + (threadIdx.x >> 3), j = threadIdx.x & 7;
-  bool mine = r < rows;
-  const u8* row = weight + (size_t)(mine ? r : rows - 1) * stride;  // lanes stay together to fold
-  float b = bias ? bias[mine ? r : 0] : 0.f;
+// A warp's rows of a matrix: `count` of them from `first` on. Rows are on their way when `begin_rows`
+// returns, which needs nothing that another kernel of the round writes.
+struct RowsOf {
+  const u8* rows;
+  i64 stride;
+  int count;
+  bool staged;
+};
+
+DEV RowsOf begin_rows(const u8* weight, i64 stride, int first, int rows, u8* slot, int lane) {
+  RowsOf r;
+  int batch = batch_of(stride), most = batch ? batch : 4;
+  r.stride = stride, r.rows = weight + (size_t)first * stride;
+  r.count = rows - first < most ? rows - first : most;
+  r.staged = false;
 #ifdef QUANTISED
-  float acc[MOST_TOKENS];
-  size_t pitch = (size_t)((columns + 255) / 256) * RECORD_BYTES;
-  quantised_row<TYPE>(row, x, pitch, tokens, columns >> 5, j, acc);
-#pragma unroll
-  for (int t = 0; t < MOST_TOKENS; t++)
-    if (t < tokens && mine && j == 0) out[(size_t)t * rows + r] = bias ? add(acc[t], b) : acc[t];
+  r.staged = batch && r.count > 0;
+  if (r.staged) r.rows = stage(slot, r.rows, (int)(r.count * stride), lane);
 #else
-  for (int t = 0; t < tokens; t++) {
-    float v = float_row<TYPE>(row, (const float*)x + (size_t)t * columns, columns, j);
-    if (mine && j == 0) out[(size_t)t * rows + r] = bias ? add(v, b) : v;
+  for (i64 i = lane * 128; i < r.count * stride; i += 32 * 128) prefetch(r.rows + i);
+#endif
+  return r;
+}
+
+DEV int rows_of_block(i64 stride) {
+  int batch = batch_of(stride);
+  return 4 * (batch ? batch : 4);
+}
+
+// Every product of rows and tokens to put(row, token, value); the tokens' rows are at x(token). All of
+// a warp come here.
+template <class W, int T, class X, class Put>
+DEV void finish_rows(const RowsOf& r, X x, int tokens, int columns, int lane, Put put) {
+  float acc[T];
+#ifdef QUANTISED
+  int g = lane >> 3, j = lane & 7;
+  for (int base = 0; base < r.count; base += 4) {
+    int n = base + g;
+    const u8* row = r.rows + (n < r.count ? n : r.count - 1) * r.stride;  // lanes stay together to fold
+    quantised_row<W, T>(row, x, tokens, columns >> 5, j, acc);
+#pragma unroll
+    for (int t = 0; t < T; t++)
+      if (t < tokens && n < r.count && j == 0) put(n, t, acc[t]);
+  }
+#else
+  for (int n = 0; n < r.count; n++) {
+    float_row<W, T>(r.rows + n * r.stride, x, tokens, columns, lane, acc);
+#pragma unroll
+    for (int t = 0; t < T; t++)
+      if (t < tokens && lane == 0) put(n, t, acc[t]);
   }
 #endif
+}
+
+template <class W, class X, class Put>
+DEV void finish_tokens(const RowsOf& r, X x, int tokens, int columns, int lane, Put put) {
+  if (r.staged) copies_done<0>();
+  MEET_WARP();
+  if (tokens == 1) {
+    finish_rows<W, 1>(r, x, 1, columns, lane, put);
+    return;
+  }
+  // eight tokens at once would take more registers than there are; the rows are near
+  for (int from = 0; from < tokens; from += AT_ONCE)
+    finish_rows<W, AT_ONCE>(
+        r, [=](int t) { return x(from + t); }, tokens - from < AT_ONCE ? tokens - from : AT_ONCE,
+        columns, lane, [=](int n, int t, float v) { put(n, from + t, v); });
+}
+
+#ifdef QUANTISED
+#define PITCH record_pitch(columns)
+#else
+#define PITCH ((size_t)columns * 4)
+#endif
+
+#if defined(KERNEL_linear) || defined(KERNEL_linear_add)
+template <class W>
+DEV void multiply(const u8* weight, const u8* x, float* out, const float* bias, float* sum, i64 stride,
+                  int tokens, int rows, int columns) {
+  SHARED_BYTES(bytes);
+  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, of_block = rows_of_block(stride);
+  int first = blockIdx.x * of_block + warp * (of_block / 4);
+  u8* slot = bytes + warp * slot_bytes(stride, of_block / 4);
+  RowsOf r = begin_rows(weight, stride, first, rows, slot, lane);
+  follow();
+  size_t pitch = PITCH;
+  auto at = [=](int t) { return x + t * pitch; };
+  finish_tokens<W>(r, at, tokens, columns, lane, [=](int n, int t, float v) {
+    size_t to = (size_t)t * rows + first + n;
+    if (bias) v = add(v, bias[first + n]);
+    out[to] = v;
+    if (sum) sum[to] = add(sum[to], v);
+  });
+}
+#endif
+
+#ifdef KERNEL_linear
+ROOMY(128, 4)
+linear(const u8* weight, const u8* x, float* out, const float* bias, i64 stride, int tokens, int rows,
+       int columns) {
+  multiply<TYPE>(weight, x, out, bias, 0, stride, tokens, rows, columns);
+}
+#endif
+
+#ifdef KERNEL_linear_add
+ROOMY(128, 4)
+linear_add(const u8* weight, const u8* x, float* out, const float* bias, float* sum, i64 stride,
+           int tokens, int rows, int columns) {
+  multiply<TYPE>(weight, x, out, bias, sum, stride, tokens, rows, columns);
+}
+#endif
+
+#ifdef KERNEL_products
+struct Matrix {
+  const u8* weight;
+  float* out;
+  const float* bias;
+  i64 stride;
+  int rows, block;
+};
+
+template <class W>
+DEV void part_of(const Matrix& m, const u8* x, int tokens, int columns) {
+  SHARED_BYTES(bytes);
+  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, of_warp = rows_of_block(m.stride) / 4;
+  int first = (m.block * 4 + warp) * of_warp, rows = m.rows;
+  float* out = m.out;
+  const float* bias = m.bias;
+  u8* slot = bytes + warp * slot_bytes(m.stride, of_warp);
+  RowsOf r = begin_rows(m.weight, m.stride, first, rows, slot, lane);
+  follow();
+  size_t pitch = PITCH;
+  auto at = [=](int t) { return x + t * pitch; };
+  finish_tokens<W>(r, at, tokens, columns, lane, [=](int n, int t, float v) {
+    out[(size_t)t * rows + first + n] = bias ? add(v, bias[first + n]) : v;
+  });
+}
+
+template <class A, class B>
+struct Same {
+  static const bool yes = false;
+};
+template <class A>
+struct Same<A, A> {
+  static const bool yes = true;
+};
+
+ROOMY(128, 4)
+products(const u8* weight_a, float* out_a, const float* bias_a, const u8* weight_b, float* out_b,
+         const float* bias_b, const u8* weight_c, float* out_c, const float* bias_c, const u8* x,
+         i64 stride_a, i64 stride_b, i64 stride_c, int rows_a, int rows_b, int rows_c, int tokens,
+         int columns) {
+  int a = (rows_a - 1) / rows_of_block(stride_a) + 1, b = (rows_b - 1) / rows_of_block(stride_b) + 1;
+  int block = blockIdx.x;
+  Matrix m = {weight_a, out_a, bias_a, stride_a, rows_a, block};
+  if (block >= a + b) m = {weight_c, out_c, bias_c, stride_c, rows_c, block - a - b};
+  else if (block >= a) m = {weight_b, out_b, bias_b, stride_b, rows_b, block - a};
+  if (block >= a + b && !Same<TYPE_A, TYPE_C>::yes) part_of<TYPE_C>(m, x, tokens, columns);
+  else if (block >= a && block < a + b && !Same<TYPE_A, TYPE_B>::yes)
+    part_of<TYPE_B>(m, x, tokens, columns);
+  else part_of<TYPE_A>(m, x, tokens, columns);
 }
 #endif
 
 #ifdef KERNEL_gate_up
-// One block: 32 rows of gate and up of one entry, which make one block of `down`'s activations.
-KERNEL(128)
-gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stride, i64 up_stride,
-        int count, int top_k, int rows, int columns, int op) {
-  __shared__ float h[32];
-  const Entry* e = entries + blockIdx.y;
-  if (!e->gate) return;
-  int g = threadIdx.x >> 3, j = threadIdx.x & 7, token = blockIdx.y / top_k;
-  for (int half = 0; half < 2; half++) {
-    int r = blockIdx.x * 32 + half * 16 + g;
-    const u8* gate = (const u8*)e->gate + (size_t)r * gate_stride;
-    const u8* up = (const u8*)e->up + (size_t)r * up_stride;
-    float a, b;
+// Entries of the window that have the expert of entry `self`, whose first it is; how many. All threads
+// of the block come here.
+DEV int sharers(const Entry* entries, int self, int count, int top_k, int* found) {
+  if (count == top_k) {  // a single token picks an expert once
+    if (threadIdx.x == 0) found[0] = self;
+    __syncthreads();
+    return 1;
+  }
+  __shared__ int many;
+  if (threadIdx.x == 0) many = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += blockDim.x)
+    if (entries[i].first == self) found[atomicAdd(&many, 1)] = i;
+  __syncthreads();
+  return many;
+}
+
+// `n` entries' gate and up of one row each, by the lanes that hold such a row.
+template <int T>
+DEV void gate_and_up(const u8* gate, const u8* up, const u8* x, const int* found, int n, int top_k,
+                     int columns, int lane, float* to) {
+  float a[T], b[T];
 #ifdef QUANTISED
-    const u8* row = x + (size_t)token * ((columns + 255) / 256) * RECORD_BYTES;
-    a = b = 0.f;
-    for (int n = j; n < columns >> 5; n += 8) {
-      Activations v;
-      Block f;
-      load_block(row, n, v);
-      GATE::load(gate, n, f);
-      a = block_step<GATE>(f, v, a);
-      UP::load(up, n, f);
-      b = block_step<UP>(f, v, b);
+  int j = lane & 7;
+  size_t pitch = record_pitch(columns);
+  const u8* only = x + found[0] / top_k * pitch;
+#pragma unroll
+  for (int t = 0; t < T; t++) a[t] = b[t] = 0.f;
+#pragma unroll(T == 1 ? 4 : 1)
+  for (int k = j; k < columns >> 5; k += 8) {
+    Block f, g;
+    GATE::load(gate, k, f);
+    UP::load(up, k, g);
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+      if (T == 1 || t < n) {
+        Activations v;
+        load_block(T == 1 ? only : x + found[t] / top_k * pitch, k, v);
+        a[t] = block_step<GATE>(f, v, a[t]);
+        b[t] = block_step<UP>(g, v, b[t]);
+      }
     }
-    a = fold8(a), b = fold8(b);
+  }
+#pragma unroll
+  for (int t = 0; t < T; t++)
+    if (T == 1 || t < n) a[t] = fold8(a[t]), b[t] = fold8(b[t]);
 #else
-    const float* row = (const float*)x + (size_t)token * columns;
-    a = float_row<GATE>(gate, row, columns, j);
-    b = float_row<UP>(up, row, columns, j);
+  int j = lane;
+  auto row = [=](int t) { return (const float*)x + (size_t)(found[t] / top_k) * columns; };
+  float_row<GATE, T>(gate, row, n, columns, lane, a);
+  float_row<UP, T>(up, row, n, columns, lane, b);
 #endif
-    if (j == 0) h[half * 16 + g] = mul(silu(a), b);
+#pragma unroll
+  for (int t = 0; t < T; t++)
+    if (t < n && j == 0) to[t * 32] = mul(silu(a[t]), b[t]);
+}
+
+// One block: 32 rows of gate and up of one expert, which make one block of `down`'s activations for
+// each entry that has the expert. Warps take rows by fours; `warps` of them stage theirs, 0: none does.
+ROOMY(256, 2)
+gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stride, i64 up_stride,
+        int count, int top_k, int rows, int columns, int op, int warps) {
+  SHARED_BYTES(bytes);
+  __shared__ float h[MOST_TOKENS][32];
+  __shared__ int found[MOST_TOKENS];
+  follow();
+  const Entry* e = entries + blockIdx.y;
+  if (!e->gate || e->first != blockIdx.y) return;
+  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, each = blockDim.x >> 5, n = 0;
+  u8* slot = bytes + warp * (slot_bytes(gate_stride, 4) + slot_bytes(up_stride, 4));
+  for (int base = warp * 4; base < 32; base += each * 4) {
+    int first = blockIdx.x * 32 + base;
+    const u8* gate = (const u8*)e->gate + (size_t)first * gate_stride;
+    const u8* up = (const u8*)e->up + (size_t)first * up_stride;
+    if (warps) {
+      MEET_WARP();
+      gate = stage(slot, gate, (int)(4 * gate_stride), lane);
+      up = stage(slot + slot_bytes(gate_stride, 4), up, (int)(4 * up_stride), lane);
+    }
+    if (!n) n = sharers(entries, blockIdx.y, count, top_k, found);
+    if (warps) copies_done<0>();
+    MEET_WARP();
+#ifdef QUANTISED
+    int r = lane >> 3;
+#else
+    for (int r = 0; r < 4; r++)
+#endif
+    {
+      const u8 *a = gate + r * gate_stride, *b = up + r * up_stride;
+      float* to = h[0] + base + r;
+      if (n == 1) gate_and_up<1>(a, b, x, found, n, top_k, columns, lane, to);
+      else
+        for (int t = 0; t < n; t += AT_ONCE)
+          gate_and_up<AT_ONCE>(a, b, x, found + t, n - t < AT_ONCE ? n - t : AT_ONCE, top_k, columns,
+                               lane, to + t * 32);
+    }
   }
   __syncthreads();
-  if (threadIdx.x >= 32) return;
-  u8* to = inner + (size_t)blockIdx.y * ((rows + 255) / 256) * 1024;
+  for (int t = warp; t < n; t += each) {
+    u8* to = inner + (size_t)found[t] * ((rows + 255) / 256) * 1024;
 #ifdef DOWN_QUANTISED
-  bool good = store_block(to, blockIdx.x, threadIdx.x, h[threadIdx.x]);
-  if (!good && threadIdx.x == 0) latch(status, op);
+    bool good = store_block(to, blockIdx.x, lane, h[t][lane]);
+    if (!good && lane == 0) latch(status, op);
 #else
-  ((float*)to)[blockIdx.x * 32 + threadIdx.x] = h[threadIdx.x];
+    ((float*)to)[blockIdx.x * 32 + lane] = h[t][lane];
 #endif
+  }
 }
 #endif
 
 #ifdef KERNEL_down
-KERNEL(128)
+ROOMY(128, 4)
 down(const Entry* entries, const u8* inner, i64 stride, int count, int rows, int columns) {
+  SHARED_BYTES(bytes);
+  __shared__ int found[MOST_TOKENS], many;
   const Entry* e = entries + blockIdx.y;
-  if (!e->down) return;
-  int r = blockIdx.x * 16 + (threadIdx.x >> 3), j = threadIdx.x & 7;
-  bool mine = r < rows;
-  const u8* row = (const u8*)e->down + (size_t)(mine ? r : rows - 1) * stride;
-  const u8* x = inner + (size_t)blockIdx.y * ((columns + 255) / 256) * 1024;
-#ifdef QUANTISED
-  float acc = 0.f;
-  for (int b = j; b < columns >> 5; b += 8) {
-    Activations v;
-    Block f;
-    load_block(x, b, v);
-    TYPE::load(row, b, f);
-    acc = block_step<TYPE>(f, v, acc);
+  if (!e->down || e->first != blockIdx.y) {
+    follow();
+    return;
   }
-  float out = fold8(acc);
-#else
-  float out = float_row<TYPE>(row, (const float*)x, columns, j);
-#endif
-  if (mine && j == 0) ((float*)e->row)[r] = out;
+  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, of_warp = rows_of_block(stride) / 4;
+  int first = (blockIdx.x * 4 + warp) * of_warp;
+  u8* slot = bytes + warp * slot_bytes(stride, of_warp);
+  RowsOf r = begin_rows((const u8*)e->down, stride, first, rows, slot, lane);
+  if (threadIdx.x == 0) many = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += 128)
+    if (entries[i].first == blockIdx.y) found[atomicAdd(&many, 1)] = i;
+  __syncthreads();
+  follow();
+  int n = many;
+  size_t pitch = (size_t)((columns + 255) / 256) * 1024;
+  auto x = [=](int t) { return inner + found[t] * pitch; };
+  auto put = [=](int k, int t, float v) { ((float*)entries[found[t]].row)[first + k] = v; };
+  finish_tokens<TYPE>(r, x, n, columns, lane, put);
 }
 #endif

@@ -57,9 +57,15 @@ DEV void fifth_bits(u32 h, int* w) {
 struct Q8_0 {
   TRAITS(34, 0, 0, 0);
   DEV static void load(const u8* row, int b, Block& o) {
+    // scale and bytes lie in nine words, from two bytes before them or from the scale on
     const u8* p = row + (size_t)b * 34;
-    o.d = half_of(half_at(p));
-    words<8>(p + 2, (u32*)o.w);
+    u32 odd = (u32)(size_t)p & 2, n[9];
+    const u32* from = (const u32*)(p - odd);
+#pragma unroll
+    for (int i = 0; i < 9; i++) n[i] = from[i];
+    o.d = half_of(odd ? n[0] >> 16 : n[0] & 0xffff);
+#pragma unroll
+    for (int i = 0; i < 8; i++) o.w[i] = (int)slide(n[i], n[i + 1], odd ? 32 : 16);
   }
 };
 
@@ -131,8 +137,10 @@ struct MXFP4 {
   }
 };
 
-// Scale and minimum of block j of a superblock of Q4_K or Q5_K, from its 12 bytes.
-DEV void k_scales(const u8* s, int j, Block& o) {
+// Scales and minima of block j of a superblock of Q4_K or Q5_K.
+DEV void k_scales(const u8* p, int j, Block& o) {
+  const u8* s = p + 4;
+  o.d = half_of(half_at(p)), o.m = half_of(half_at(p + 2));
   if (j < 4) {
     o.scale[0] = s[j] & 63, o.low = s[j + 4] & 63;
   } else {
@@ -141,15 +149,37 @@ DEV void k_scales(const u8* s, int j, Block& o) {
   }
 }
 
+// The same from the 16 bytes that a superblock begins with, in one piece.
+DEV void k_header(const u8* p, int j, Block& o) {
+  uint4 h = *(const uint4*)p;
+  int s = (j & 3) * 8;
+  u32 a = h.y >> s & 255, b = h.z >> s & 255, e = h.w >> s & 255;
+  o.d = half_of(h.x & 0xffff), o.m = half_of(h.x >> 16);
+  o.scale[0] = (int)(j < 4 ? a & 63 : (e & 15) | a >> 6 << 4);
+  o.low = (int)(j < 4 ? b & 63 : e >> 4 | b >> 6 << 4);
+}
+
+// 32 bytes in two pieces, or by words where they are not aligned.
+DEV void pieces(const u8* p, bool whole, u32* n) {
+  if (whole) {
+    uint4 a = ((const uint4*)p)[0], b = ((const uint4*)p)[1];
+    n[0] = a.x, n[1] = a.y, n[2] = a.z, n[3] = a.w;
+    n[4] = b.x, n[5] = b.y, n[6] = b.z, n[7] = b.w;
+  } else {
+    words<8>(p, n);
+  }
+}
+
 struct Q4_K {
   TRAITS(18, 1, -1, 0);
   DEV static void load(const u8* row, int b, Block& o) {
     const u8* p = row + (size_t)(b >> 3) * 144;
+    bool whole = ((size_t)p & 15) == 0;
     int j = b & 7;
     u32 n[8];
-    o.d = half_of(half_at(p)), o.m = half_of(half_at(p + 2));
-    k_scales(p + 4, j, o);
-    words<8>(p + 16 + 32 * (j >> 1), n);
+    if (whole) k_header(p, j, o);
+    else k_scales(p, j, o);
+    pieces(p + 16 + 32 * (j >> 1), whole, n);
 #pragma unroll
     for (int i = 0; i < 8; i++) o.w[i] = n[i] >> 4 * (j & 1) & 0x0f0f0f0f;
   }
@@ -159,12 +189,13 @@ struct Q5_K {
   TRAITS(22, 1, -1, 0);
   DEV static void load(const u8* row, int b, Block& o) {
     const u8* p = row + (size_t)(b >> 3) * 176;
+    bool whole = ((size_t)p & 15) == 0;
     int j = b & 7;
     u32 n[8], h[8];
-    o.d = half_of(half_at(p)), o.m = half_of(half_at(p + 2));
-    k_scales(p + 4, j, o);
-    words<8>(p + 16, h);
-    words<8>(p + 48 + 32 * (j >> 1), n);
+    if (whole) k_header(p, j, o);
+    else k_scales(p, j, o);
+    pieces(p + 16, whole, h);
+    pieces(p + 48 + 32 * (j >> 1), whole, n);
 #pragma unroll
     for (int i = 0; i < 8; i++)
       o.w[i] = (n[i] >> 4 * (j & 1) & 0x0f0f0f0f) | (h[i] >> j & 0x01010101) << 4;

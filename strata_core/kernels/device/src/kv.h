@@ -1,0 +1,93 @@
+// Keys and values as they are stored, section 8: reading one, keeping one.
+#ifndef STRATA_KV_H
+#define STRATA_KV_H
+
+#ifdef KV_fp32
+typedef float Stored;
+DEV float stored(const Stored* p, const u16* scales, size_t i) { return p[i]; }
+#endif
+#ifdef KV_fp16
+typedef u16 Stored;
+DEV float stored(const Stored* p, const u16* scales, size_t i) { return half_of(p[i]); }
+#endif
+#ifdef KV_int8
+typedef i8 Stored;
+DEV float stored(const Stored* p, const u16* scales, size_t i) {
+  return mul((float)p[i], half_of(scales[i >> 5]));
+}
+#endif
+
+#if defined(KV_fp32) || defined(KV_fp16) || defined(KV_int8)
+// Eight elements of a row as they come from memory; i is a multiple of 8.
+struct Eight {
+#ifdef KV_fp32
+  float4 a, b;
+#endif
+#ifdef KV_fp16
+  uint4 v;
+#endif
+#ifdef KV_int8
+  uint2 v;
+  u16 d;
+#endif
+};
+
+DEV Eight eight_of(const Stored* p, const u16* scales, size_t i) {
+  Eight o;
+#ifdef KV_fp32
+  o.a = ((const float4*)(p + i))[0], o.b = ((const float4*)(p + i))[1];
+#endif
+#ifdef KV_fp16
+  o.v = *(const uint4*)(p + i);
+#endif
+#ifdef KV_int8
+  o.v = *(const uint2*)(p + i), o.d = scales[i >> 5];
+#endif
+  return o;
+}
+
+// One of the eight; k is known when this is compiled.
+DEV float value_of(const Eight& o, int k) {
+#ifdef KV_fp32
+  float4 f = k < 4 ? o.a : o.b;
+  k &= 3;
+  return k == 0 ? f.x : k == 1 ? f.y : k == 2 ? f.z : f.w;
+#endif
+#ifdef KV_fp16
+  u32 w = k < 2 ? o.v.x : k < 4 ? o.v.y : k < 6 ? o.v.z : o.v.w;
+  return half_of(k & 1 ? w >> 16 : w & 0xffff);
+#endif
+#ifdef KV_int8
+  return mul((float)(i8)((k < 4 ? o.v.x : o.v.y) >> 8 * (k & 3)), half_of(o.d));
+#endif
+}
+
+DEV bool keep(Stored* to, u16* scales, size_t at, float x) {
+#ifdef KV_fp32
+  to[at] = x;
+  return finite(x);
+#endif
+#ifdef KV_fp16
+  u16 h = to_half(x);
+  to[at] = h;
+  return finite(half_of(h));
+#endif
+#ifdef KV_int8
+  float amax = fabsf(x);
+  int good = finite(x);
+#pragma unroll
+  for (int o = 16; o; o >>= 1) {
+    amax = largest(amax, SWAP(amax, o, 32));
+    good &= SWAP(good, o, 32);
+  }
+  u16 half = to_half(div_(amax, 127.f));
+  float d = half_of(half);
+  float q = d == 0.f ? 0.f : rintf(div_(x, d));
+  to[at] = (Stored)(int)(good && finite(d) ? fminf(fmaxf(q, -127.f), 127.f) : 0.f);
+  if ((at & 31) == 0) scales[at >> 5] = half;
+  return good && finite(d);
+#endif
+}
+#endif
+
+#endif
