@@ -15,6 +15,8 @@ from attrs import evolve, field, frozen
 from strata_core.plan.moving import Pace, spares
 from strata_core.plan.sizes import (
     BASE_BYTES,
+    BROUGHT,
+    CHUNK,
     DENSE,
     EMBEDDING,
     EXPERTS,
@@ -176,7 +178,7 @@ def most_context(request: PlanRequest) -> tuple[int, str]:
     if accelerator.cache is None:
         left, where = left // 2, f"half of what is left of {label}; the rest holds experts"
     else:
-        left -= sizes.blobs(min(accelerator.cache, sizes.count))
+        left -= _held(sizes, accelerator.cache)
         where = f"what is left of {label}"
     return left // max(1, sizes.kv_position), where
 
@@ -191,11 +193,11 @@ def smaller(request: PlanRequest) -> Iterator[tuple[dict[str, int | str], PlanRe
     left = accelerator.have(0) - _fixed(accelerator, sizes)
     caches = [accelerator.cache]
     if accelerator.cache is not None:
-        fewer = sizes.fitting(left - sizes.kv_position * context)
+        fewer = _fitting(sizes, left - sizes.kv_position * context)
         caches += sorted({fewer, 0}, reverse=True)
     for source in dict.fromkeys((request.source, "mmap")):
         for cache in dict.fromkeys(caches):
-            room = left - sizes.blobs(min(cache or 0, sizes.count))
+            room = left - _held(sizes, cache or 0)
             for length in (context, min(context, room // max(1, sizes.kv_position))):
                 flags: dict[str, int | str] = {}
                 if source != request.source:
@@ -223,7 +225,22 @@ def _embedding_pinned(accelerator: Accelerator, sizes: Sizes) -> bool:
 def _fixed(accelerator: Accelerator, sizes: Sizes) -> int:
     """What the first device holds whatever the context and the cache."""
     apart = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
-    return sizes.dense - apart + sizes.workspace
+    return sizes.dense - apart + sizes.workspace + sizes.prompt
+
+
+def _held(sizes: Sizes, cached: int) -> int:
+    """What a cache of so many experts takes of the first device, beside what prompts take.
+
+    They take buffers for experts where the cache has none to lend.
+    """
+    return sizes.blobs(min(cached, sizes.count)) + sizes.own_buffers(cached)
+
+
+def _fitting(sizes: Sizes, nbytes: int) -> int:
+    """Experts of the first device's cache that fit into `nbytes`."""
+    fitting = sizes.fitting(nbytes)
+    own = sizes.own_buffers(fitting)
+    return sizes.fitting(nbytes - own) if own else fitting
 
 
 def _counts(request: PlanRequest, context: int) -> list[int]:
@@ -241,7 +258,8 @@ def _counts(request: PlanRequest, context: int) -> list[int]:
         if wanted is None:
             room = accelerator.room(number) - taken
             # what cannot be known is not promised: the cache is made once the device is open
-            wanted = sizes.fitting(room) if room < _NOT_KNOWN // 2 else 0
+            fitting = sizes.fitting(room) if number else _fitting(sizes, room)
+            wanted = fitting if room < _NOT_KNOWN // 2 else 0
             if not number:
                 wanted = _beside_spares(wanted, sizes.count, accelerator.pace.at_once)
         counts.append(max(0, min(wanted, left)))
@@ -266,10 +284,12 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
         items = (*experts, Item("working memory", sizes.helper_workspace, WORK))
     else:
         apart = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
+        own = sizes.own_buffers(cache.experts)
         items = (
             Item("dense weights", sizes.dense - apart, DENSE),
             Item(f"keys and values of {context} tokens", sizes.kv_position * context, KV),
             Item("working memory", sizes.workspace, WORK),
+            *_of_prompts(sizes, own),
             *(experts if cache.experts else ()),
         )
     have, device = accelerator.have(number), accelerator.devices[number]
@@ -280,6 +300,14 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
     if not number and accelerator.budget is not None:
         origin = f"--vram-budget {gib(accelerator.budget)}, {origin}"
     return Tier(f"vram{number}", items, have, device.label, origin)
+
+
+def _of_prompts(sizes: Sizes, own: int) -> Iterator[Item]:
+    """What prompts take of the first device; `own` bytes of buffers for experts."""
+    if sizes.chunk:
+        yield Item(f"a prompt's chunk of {sizes.chunk} tokens", sizes.prompt, CHUNK)
+    if own:
+        yield Item("experts of prompts on their way", own, BROUGHT)
 
 
 def _small(accelerator: Accelerator, sizes: Sizes, spare: int) -> int:

@@ -125,6 +125,8 @@ def prompts_of(vocabulary: int, context: int, *, long: bool = False) -> tuple[Pr
         Prompt(name="short", ids=drawn[:11][:room]),
         Prompt(name="sampled", ids=drawn[11:40][:room], temperature=0.8),
         Prompt(name="64", ids=drawn[:64][:room]),
+        # long enough for the kernels of prompts
+        Prompt(name="150", ids=drawn[64:214][:room]),
     ]
     if long and room >= len(drawn):
         found.append(Prompt(name="1900", ids=drawn))

@@ -15,7 +15,15 @@ from strata_core.kernels.device.lower import Copy, Segment
 from strata_core.kernels.device.table import DEVICE_KERNELS, make_launch, unpack
 from strata_core.runtime import Launch
 
-SIZES = {"head_dim": 64, "kv_heads": 2, "heads": 4, "width": 128, "dim": 256, "tokens": 3}
+SIZES = {
+    "top_k": 4,
+    "head_dim": 64,
+    "kv_heads": 2,
+    "heads": 4,
+    "width": 128,
+    "dim": 256,
+    "tokens": 3,
+}
 TYPES = {"kv": "fp16", "head_dim": 64}
 
 

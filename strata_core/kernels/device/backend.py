@@ -168,6 +168,7 @@ class DeviceBackend:
             self._patience,
             np.zeros(2, np.int64),
         )
+        prompts = placement.prompt_path(source, self._patience)
         host = HostLane(model, exchange, experts, source, self._library, self._pool.threads)
         try:
             split = self._split(placement, cells, host)
@@ -189,6 +190,7 @@ class DeviceBackend:
         )
         executor = DeviceExecutor(
             maker,
+            prompts,
             placement.rooms,
             experts,
             self._library,

@@ -1,4 +1,4 @@
-"""A program bound to a device: windows in pieces, rounds by mode, sequences, counters, failures."""
+"""A program bound to a device: windows in pieces, prompts, rounds by mode, sequences, failures."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from strata_core.kernels.device.exchange import LINE, MOST_HELPERS
 from strata_core.kernels.device.kv import KvRoom, KvRooms
 from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYTES
 from strata_core.kernels.device.lower import Mode
+from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.rounds import Maker, Round
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.held import undo_all
@@ -42,6 +43,7 @@ class DeviceExecutor:
     def __init__(
         self,
         maker: Maker,
+        prompts: PromptPath,
         rooms: KvRooms,
         experts: ExpertFiles,
         library: Library,
@@ -50,6 +52,7 @@ class DeviceExecutor:
         adaptation: Adaptation | None = None,
     ) -> None:
         self._maker, self._rooms, self._files = maker, rooms, experts
+        self._prompts = prompts
         self._model, self._exchange = maker.model, maker.places.exchange
         self._run_step, self._pool = library.runner(), pool
         self._on_close, self._adaptation = on_close, adaptation
@@ -96,7 +99,7 @@ class DeviceExecutor:
     # running
 
     def run(self, window: Window) -> NDArray[np.float32]:
-        """Compute one window; window and prompt kernels are the same here."""
+        """Compute one window: a prompt's as one chunk, others in pieces of a few tokens."""
         tokens, wanted = len(window.ids), len(window.logits_rows)
         limits = self._model.limits
         if tokens > limits.tokens or wanted > limits.logits:
@@ -107,6 +110,10 @@ class DeviceExecutor:
             )
         # rows of one's own: the device's are given back with the executor, while a caller may look
         logits = self._logits[:wanted]
+        if window.kernel_class == "prompt" and len(np.unique(window.slots)) == 1:
+            logits[:] = self._prompt(window)
+            return logits
+        self._prompts.restore()
         # a prompt wants the logits of its last token at most
         decoding = wanted == tokens and window.kernel_class == "window"
         if 0 < tokens <= self._model.tokens and wanted <= 1:
@@ -126,6 +133,22 @@ class DeviceExecutor:
             logits[here] = self._piece(piece, decoding=decoding)[back]
         return logits
 
+    def _prompt(self, window: Window) -> NDArray[np.float32]:
+        self._settle()
+        if self._adaptation is not None and not self._adaptation.rest():
+            raise EngineError(
+                "experts are still on their way into the cache, whose slots a prompt needs",
+                f"the copies did not come to an end within {self._maker.hand.bound:g} s",
+                "look at the system's log for errors of the device, and start again",
+            )
+        self._number += 1
+        places = [self._slots[int(s)].place for s in window.slots]
+        logits = self._prompts.run(window, places, self._number)
+        for row, layer in zip(self._totals.reshape(-1, self._model.experts),
+                              self._model.routed, strict=True):  # fmt: skip
+            row += self._prompts.picked(layer)
+        return logits
+
     def prepare(self, mode: Mode) -> Round:
         """The round of a mode, made at its first use."""
         if mode not in self._rounds:
@@ -136,6 +159,7 @@ class DeviceExecutor:
         """Make the rounds of a token and of the largest window, so that kernels are compiled."""
         self.prepare(Mode(1, 1, 1))
         self.prepare(Mode(self._model.tokens, 0, 1))
+        self._prompts.prepare()
 
     def mode_of(self, window: Window) -> Mode:
         """The mode that a window of at most the kernels' tokens runs in.
@@ -246,6 +270,9 @@ class DeviceExecutor:
                 total = totals[names.get(lane, "helper")]
                 total["experts"] += count
                 total["bytes"] += count * self._model.layouts[layer].nbytes
+        totals["hit"]["experts"] += self._prompts.counts["entries"]
+        totals["hit"]["bytes"] += self._prompts.counts["bytes"]
+        totals.update(self._prompts.counters())
         if self._adaptation is not None:
             totals.update(self._adaptation.counters())
         return totals
@@ -286,7 +313,8 @@ class DeviceExecutor:
         runtime = self._maker.runtime
         graphs = [graph for ready in self._rounds.values() for graph in ready.graphs]
         self._rounds.clear()
-        steps: list[Callable[[], None]] = [self._settle, self._maker.host.close]
+        steps: list[Callable[[], None]] = [self._settle, self._prompts.close]
+        steps += [self._maker.host.close]
         steps += [self._adaptation.close] if self._adaptation else []
         steps += [partial(runtime.destroy_graph, graph) for graph in graphs]
         steps += [helper.forget for helper in self._maker.helpers]

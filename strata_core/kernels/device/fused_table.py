@@ -19,6 +19,10 @@ WIDEST_ROW = 8192
 """Floats of the longest row that a norm keeps in shared memory."""
 
 
+MOST_PICKS = 64
+"""Experts of a token that `combine_norm` takes."""
+
+
 @frozen(kw_only=True)
 class Part:
     """A plain launch: its kernel, its parameters as the fused kernel calls them.
@@ -133,7 +137,7 @@ _ALL = (
             summary="combine, then rms_norm of whole rows and, unless records is 0, their records",
         ),
         runs=((_COMBINE, _NORM, _QUANTISE), (_COMBINE, _NORM)),
-        fits=_row_fits,
+        fits=lambda a, types: _row_fits(a, types) and a["top_k"] <= MOST_PICKS,
     ),
     Fused(
         kernel=DeviceKernel(

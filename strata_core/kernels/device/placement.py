@@ -46,6 +46,8 @@ from strata_core.kernels.device.kv import KvRooms
 from strata_core.kernels.device.layout import CELL
 from strata_core.kernels.device.lower import Places
 from strata_core.kernels.device.options import DeviceOptions
+from strata_core.kernels.device.prompt import PromptPath
+from strata_core.kernels.device.prompt_room import PromptRoom, read_from_file
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.split import Table
 from strata_core.kernels.device.workspace import (
@@ -112,6 +114,7 @@ class Placement:
     pool: SlotPool | None = field(default=None, init=False)
     helpers: list[Helper] = field(factory=list, init=False)
     stream: int = field(default=0, init=False)
+    prompts: PromptRoom = field(init=False)
     moving: Moving | None = field(default=None, init=False)
     _stored: dict[Weight, Stored] = field(init=False)
     _dense: dict[Weight, Dense] = field(factory=dict, init=False)
@@ -134,6 +137,7 @@ class Placement:
             shape=shape,
         )
         self.exchange = Exchange.plan(shape)
+        self.prompts = PromptRoom.of(self.held, self.device, self.model, order.limits.tokens)
         self.rooms = KvRooms(self.held, self.device, order.program, order.limits)
 
     @property
@@ -155,10 +159,11 @@ class Placement:
         if self.exchange.address:
             return
         table = cells_bytes(self.model) if self.options.pace.at_once else 0
-        nbytes = self.exchange.nbytes + table
+        nbytes = self.exchange.nbytes + table + self.prompts.exchange.nbytes
         address = self.held.pinned(nbytes, "what the host and the devices exchange")
         self.exchange.settle(address)
         self._mirror_at = address + self.exchange.nbytes
+        self.prompts.exchange.settle(self._mirror_at + table)
         self._ready_staging()
 
     def place_dense(self) -> None:
@@ -175,6 +180,7 @@ class Placement:
         self._dense |= place_weights(self.held, self.device, stored, staging, progress)
         regions = main_regions(self.model, self.exchange)
         self._settle(regions, self.device, self.stream, "buffers of activations")
+        self._settle(self.prompts.regions, self.device, self.stream, "buffers of prompts")
         self.rooms.ready()
         self.regions = regions
 
@@ -197,7 +203,9 @@ class Placement:
         """Take the slots of the first device's cache, empty. Raises Refused."""
         if self.pool is None:
             self.place_dense()
+            self.prompts.take_buffers(self._expected())
             self.pool = self._slots(self.device, self.options.cache, self.options.pace.at_once)
+            self.prompts.take_missing_buffers(self.pool)
             self._take_moving()
 
     def fill_cache(self, source: Source) -> None:
@@ -205,6 +213,24 @@ class Placement:
         self.make_cache()
         assert self.pool is not None
         self._fill(self.pool, source, self.options.cache)
+
+    def prompt_path(self, source: Source, bound: float) -> PromptPath:
+        """What computes prompts, once all steps are done; `bound`: seconds of a wait at most."""
+        helped = {expert for helper in self.helpers for expert in helper.pool.places}
+        resident = self.resident
+        outside = next((e for e in self.order.ranking if e not in resident), None)
+        slow = read_from_file(source, helped, outside)
+        if slow is not None:
+            self.degrade(slow)
+        return self.prompts.path(
+            (self.stream, self._new_stream(self.device)),
+            self._dense,
+            self.order.experts,
+            source,
+            self._ready_staging(),
+            self.pool,
+            bound,
+        )
 
     def make_helpers(self, devices: Sequence[int] | None = None) -> None:
         """Take slots and workspace of helpers, empty: of those on `devices` (None: of all).
@@ -268,8 +294,11 @@ class Placement:
         """
         staging, self._staging = self._staging, None
         streams, self._streams = self._streams, []
-        steps: list[Callable[[], None]] = [staging.close] if staging else []
+        steps: list[Callable[[], None]] = []
+        # a prompt's copies may come from the buffers of the staging
         steps += [partial(self.runtime.synchronize, stream) for stream in streams]
+        steps += [staging.close] if staging else []
+        steps += [self.prompts.close]
         steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]
         undo_all(self.runtime, [*steps, self.held.close])
 
@@ -324,6 +353,12 @@ class Placement:
         regions.base = self.held.device(device, regions.nbytes, purpose)
         self.runtime.fill(regions.base, 0, regions.nbytes, stream)
         self.runtime.synchronize(stream)
+
+    def _expected(self) -> int:
+        """Experts that the first device's cache is going to hold."""
+        layouts, wish = self.model.layouts, self.options.cache
+        ranking = self.order.ranking
+        return len(choose(self.runtime, self.ledger, self.device, ranking, layouts, wish))
 
     def _slots(self, device: int, wish: Wish, at_once: int = 0) -> SlotPool:
         resident = self.resident

@@ -30,6 +30,7 @@ from strata_core.kernels.device.entry import (
     staged,
 )
 from strata_core.kernels.device.fused_table import FUSED
+from strata_core.kernels.device.prompt_table import PROMPT_KERNELS
 from strata_core.runtime import KernelKey, Launch
 
 
@@ -351,6 +352,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
         summary="*word = *value (int64) behind a system fence; word lies in host memory",
     ),
     *(fused.kernel for fused in FUSED.values()),
+    *PROMPT_KERNELS,
 )
 """Every device kernel by name, the fused ones too."""
 

@@ -23,7 +23,7 @@ kv_append(const float* k, const float* v, const int* positions, const Place* pla
 
 #ifdef KERNEL_attention
 #define TILES (SPLIT / TILE)
-#define AHEAD (HEAD_DIM % 64 == 0 ? 64 : HEAD_DIM % 16 == 0 ? 16 : 8)
+#define AHEAD (HEAD_DIM % 64 == 0 ? (sizeof(Stored) == 4 ? 32 : 64) : HEAD_DIM % 16 == 0 ? 16 : 8)
 
 #define PER_WARP (HEAD_DIM < 32 ? HEAD_DIM : 32)
 #define TILE_BYTES (TILE * ((HEAD_DIM + 31) / 32) * PER_WARP * (int)sizeof(Stored))

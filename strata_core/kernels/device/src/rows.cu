@@ -39,12 +39,13 @@ rms_norm(const float* x, float* out, const float* weight, int rows, int runs, in
   }
 
 #ifdef KERNEL_norm_rows
-KERNEL(1024)
+ROOMY(1024, 1)
 norm_rows(const float* x, float* out, const float* gain, u8* records, u32* status, int rows, int dim,
           float eps, int op) {
   SHARED_BYTES(bytes);
   float* row = (float*)bytes;
   size_t at = (size_t)blockIdx.x * dim;
+  for (int i = threadIdx.x * 32; i < dim; i += 1024 * 32) prefetch(gain + i);
   follow();
   for (int i = threadIdx.x; i < dim; i += 1024) row[i] = x[at + i];
   __syncthreads();
@@ -53,20 +54,29 @@ norm_rows(const float* x, float* out, const float* gain, u8* records, u32* statu
 #endif
 
 #ifdef KERNEL_combine_norm
+#define MOST_PICKS 64
+
 KERNEL(1024)
 combine_norm(float* x, const Entry* entries, const float* weights, float* out, const float* gain,
              u8* records, u32* status, int rows, int dim, int top_k, float eps, int op) {
   SHARED_BYTES(bytes);
+  __shared__ const volatile float* from[MOST_PICKS];
+  __shared__ float weight[MOST_PICKS];
   float* row = (float*)bytes;
   size_t at = (size_t)blockIdx.x * dim;
+  // entries and their weights are older than the kernel before this one, the rows are not
+  if (threadIdx.x < top_k) {
+    from[threadIdx.x] = (const volatile float*)entries[blockIdx.x * top_k + threadIdx.x].row;
+    weight[threadIdx.x] = weights[blockIdx.x * top_k + threadIdx.x];
+  }
+  for (int i = threadIdx.x * 32; i < dim; i += 1024 * 32) prefetch(gain + i);
+  __syncthreads();
   follow();
-  const Entry* mine = entries + blockIdx.x * top_k;
-  const float* weight = weights + blockIdx.x * top_k;
   for (int i = threadIdx.x; i < dim; i += 1024) {
     float acc = 0.f;
 #pragma unroll 8
     for (int k = 0; k < top_k; k++)
-      acc = fma_(weight[k], ((const volatile float*)mine[k].row)[i], acc);
+      acc = fma_(weight[k], from[k][i], acc);
     acc = add(x[at + i], acc);
     x[at + i] = row[i] = acc;
   }
