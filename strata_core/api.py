@@ -237,10 +237,12 @@ class Model:
             return
         self._closed = True
         with naming("the model did not close", self.selections, EngineError):
-            picks = self._running.picks()
-            if self._learn:
-                self.beside.keep(self._running.counters())
-            self._end()
+            try:
+                picks = self._running.picks()
+                if self._learn:
+                    self.beside.keep(self._running.counters())
+            finally:  # a part that cannot be asked is closed all the same
+                self._end()
         self.checkpoint.close()
         if picks is not None:
             counted = Profile.of(self.checkpoint.origin_hash, picks)
