@@ -95,7 +95,9 @@ class Demand:
         """A decode round asked for the experts with these numbers, each listed once or oftener."""
         self.counts *= 1 - 1 / HORIZON
         # a round reads an expert once, however many of its tokens asked for it
-        self.counts[np.unique(asked)] += 1
+        once = np.zeros(len(self.counts), bool)
+        once[asked] = True
+        self.counts += once
 
     def bar(self, expert: Expert, *, barred: bool = True) -> None:
         """Have an expert stay where it is, or no longer."""
@@ -116,21 +118,22 @@ class Demand:
         found: list[tuple[float, int, int]] = []
         for kind in self._kinds:
             inside = np.flatnonzero(kind & self.inside & may)
-            found += self._pairs(inside, np.flatnonzero(kind & ~self.inside & may), margin)
+            found += self._pairs(inside, np.flatnonzero(kind & ~self.inside & may), most, margin)
         found.sort(key=lambda pair: (-pair[0], pair[2]))
         return [Pair(self.expert(a), self.expert(b)) for _, a, b in found[: max(0, most)]]
 
     def _pairs(
-        self, inside: NDArray[np.int64], outside: NDArray[np.int64], margin: float
+        self, inside: NDArray[np.int64], outside: NDArray[np.int64], most: int, margin: float
     ) -> list[tuple[float, int, int]]:
         """(lead, leaving, entering) within one layout: the most asked for with the least."""
-        if not len(inside) or not len(outside):
+        if not len(inside) or not len(outside) or most <= 0:
             return []
         counts, ranks = self.counts, self._ranks
         lowest, highest = counts[inside].min(), counts[outside].max()
         # most experts are in no pair at all, and need not be sorted
         inside = inside[counts[inside] < highest - margin]
         outside = outside[counts[outside] > lowest + margin]
+        inside, outside = _smallest(inside, counts, most), _smallest(outside, -counts, most)
         leaving = inside[np.lexsort((-ranks[inside], counts[inside]))]
         entering = outside[np.lexsort((ranks[outside], -counts[outside]))]
         size = min(len(leaving), len(entering))
@@ -138,6 +141,17 @@ class Demand:
         good = leads > margin
         rows = zip(leads[good], leaving[:size][good], entering[:size][good], strict=True)
         return [(float(lead), int(a), int(b)) for lead, a, b in rows]
+
+
+def _smallest(
+    numbers: NDArray[np.int64], values: NDArray[np.float64], most: int
+) -> NDArray[np.int64]:
+    """Those with the `most` smallest values, and all that are equal to the largest of them."""
+    if len(numbers) <= most:
+        return numbers
+    bound = np.partition(values[numbers], most - 1)[most - 1]
+    found: NDArray[np.int64] = numbers[values[numbers] <= bound]
+    return found
 
 
 @define(eq=False)
