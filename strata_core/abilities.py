@@ -58,12 +58,13 @@ class Move:
     """An expert on its way out of a device's memory (demote) or into it (promote).
 
     `parts` are the host addresses that a demoted expert's gate, up and down are to be copied to;
-    None where nothing has to be copied.
+    None where nothing has to be copied. `dma`: a copy engine may write there.
     """
 
     expert: Expert
     kind: Literal["demote", "promote"]
     parts: tuple[int, int, int] | None
+    dma: bool = False
 
 
 @runtime_checkable
@@ -72,7 +73,8 @@ class AdaptiveSource(Source, Protocol):
 
     Two phases: what `begin_...` gives changes nothing that a view or a read can see until `commit`,
     and nothing at all after `abort`. Each move is ended once, by one of the two; the engine's
-    thread calls all four. While a move is open no other one of the same expert may begin.
+    thread calls all four. While a move is open no other one of the same expert may begin. Where the
+    source is a `StableSource` too, addresses of an expert hold until a move of it is committed.
     """
 
     def begin_demote(self, expert: Expert) -> Move | None:

@@ -26,7 +26,7 @@ from strata_core.engine.beside import PlanBeside, plan_beside
 from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits, Shutdown, Submit
 from strata_core.engine.perplexity import Perplexity, perplexity
 from strata_core.engine.prepare import Prepared, prepare
-from strata_core.engine.tier import Known, keep_profile
+from strata_core.engine.tier import Known, keep_profile, learns
 from strata_core.errors import Degradation, Degradations, EngineError, StrataError, UsageError
 from strata_core.interfaces import Capabilities, Progress
 from strata_core.machine import Machine, read_machine
@@ -224,7 +224,7 @@ class Model:
                 "a profile is made of these counts",
                 "choose --backend cpu",
             )
-        return Profile.of(self.checkpoint.model_hash, picks)
+        return Profile.of(self.checkpoint.origin_hash, picks)
 
     def close(self) -> None:
         """Stop the engine and free everything; calling it again does nothing.
@@ -242,9 +242,9 @@ class Model:
             self._end()
         self.checkpoint.close()
         if picks is not None:
-            counted = Profile.of(self.checkpoint.model_hash, picks)
-            source = self.plan.source if self._learn else ""
-            keep_profile(self.checkpoint, self._settings, self._known, counted, source)
+            counted = Profile.of(self.checkpoint.origin_hash, picks)
+            learning = self._learn and learns(self.plan)
+            keep_profile(self.checkpoint, self._settings, self._known, counted, learning=learning)
 
     def __enter__(self) -> Self:
         return self

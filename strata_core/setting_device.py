@@ -8,6 +8,7 @@ MOST_HELPERS = 3
 """Devices beside the first that may hold experts."""
 
 _MOST_GIB = 2**20
+_MOST_ROUNDS = 2**20
 
 
 def _helper(number: int) -> Setting:
@@ -46,14 +47,32 @@ DEVICE_SETTINGS: tuple[Setting, ...] = (
         "path",
         "memory",
         "A profile of which experts this model asks for, by which caches and tiers are filled. "
-        "Default: what earlier runs with --source tiered-file asked for, else experts are spread "
-        "evenly over the layers.",
+        "Default: what earlier runs asked for, with --source tiered-file or with a cache that "
+        "follows the text; else experts are spread evenly over the layers.",
     ),
     made(
         "expert_profile_save",
         "path",
         "memory",
         "Write what this run asks for, added to the profile it was given, to this file at its end.",
+    ),
+    made(
+        "adapt_every",
+        "integer",
+        "device",
+        "Rounds after which experts that are asked for more change places with those in the first "
+        "device's cache that are asked for less; 0: they never do.",
+        default=4,
+        high=_MOST_ROUNDS,
+    ),
+    made(
+        "adapt_swaps",
+        "integer",
+        "device",
+        "The most experts that change places each time; only those that gain by it do.",
+        default=96,
+        low=1,
+        high=_MOST_ROUNDS,
     ),
     made(
         "vram_budget",

@@ -86,8 +86,8 @@ MEMORY_SETTINGS: tuple[Setting, ...] = (
         "tier_verify",
         "switch",
         "diagnostics",
-        "With --source tiered-file: compare every copy of an expert in memory with the file, which "
-        "is read once more for it.",
+        "With --source tiered-file or sliced-pinned: compare every copy of an expert in memory "
+        "with the file, which is read once more for it; those that come back from a device too.",
         default=False,
         flag=None,
     ),

@@ -115,6 +115,17 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("fp32", "fp16", "int8"),
     ),
     _set(
+        "prefill",
+        "count",
+        "model",
+        "Tokens of a prompt that are computed together, or auto: 512, and on devices what their "
+        "memory allows, up to 2048.",
+        choices=("auto",),
+        default="auto",
+        low=1,
+        high=16384,
+    ),
+    _set(
         "exact_prompt",
         "switch",
         "model",
@@ -156,9 +167,6 @@ SETTINGS: tuple[Setting, ...] = (
         default="sample",
         choices=("all", "sample", "off"),
     ),
-    _later("adapt_every"),
-    _later("adapt_swaps"),
-    _later("prefill"),
     _later("spec"),
     _later("spec_min_p"),
 )

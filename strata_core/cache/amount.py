@@ -9,7 +9,7 @@ from typing import Literal
 from attrs import frozen
 
 from strata_core.cache.slots import fitting
-from strata_core.errors import Degradation
+from strata_core.errors import Degradation, Refused
 from strata_core.interfaces import BlobLayout, Expert
 from strata_core.memory.ledger import Ledger, vram
 from strata_core.plan.devices import default_reserve
@@ -55,6 +55,26 @@ def choose(
     room = memory.free - reserve_of(memory.total, wish.reserve)
     granted = ledger.room(vram(device))
     return fitting(ranking, layouts, room if granted is None else min(room, granted))
+
+
+def no_spares(label: str, flag: str, error: Refused) -> Degradation:
+    """What to report where there is room for a cache, but not for empty slots beside it."""
+    return Degradation(
+        what=f"experts do not change places on {label}",
+        why=f"{flag} leaves no room for empty slots to enter through: {error.what}",
+        cost="the cache keeps the experts that it starts with, whatever the text asks for",
+        remedy=f"make {flag} smaller, or set it to auto",
+    )
+
+
+def few_buffers(label: str, count: int, error: Refused) -> Degradation:
+    """What to report where experts change places through the buffers of filling alone."""
+    return Degradation(
+        what=f"experts change places on {label} through {count} buffers",
+        why=f"more were refused: {error.what}",
+        cost="experts outside page-locked memory enter the cache more slowly",
+        remedy="pin less elsewhere; `strata doctor` says what this machine's driver pins",
+    )
 
 
 def reserve_of(total: int, asked: int | None) -> int:

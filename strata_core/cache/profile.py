@@ -1,7 +1,8 @@
 """A profile: how often a model's router chose each expert, counted over some text.
 
 The file is JSON: `format` "strata-profile", `version` 1, `model_hash` (as `strata inspect` shows
-it), `experts` in each layer, `counts` with one list of whole numbers for each layer number.
+it; of a pack that of the model it was made from), `experts` in each layer, `counts` with one list
+of whole numbers for each layer number.
 """
 
 from __future__ import annotations

@@ -111,6 +111,14 @@ class Checkpoint:
                 digest.update(file.view[start : start + _SAMPLE_BYTES])
         return digest.hexdigest()
 
+    @property
+    def origin_hash(self) -> str:
+        """`model_hash` of what a pack was made from; of others their own.
+
+        What is known of a model's use (profiles) goes by it, so that it serves file and pack alike.
+        """
+        return self.model_hash if self.pack is None else self.pack.source_hash
+
     def metadata(self) -> dict[str, Any]:
         """What `strata inspect` shows, JSON-ready: sizes, files, weight types by count and role.
 

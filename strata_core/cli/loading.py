@@ -58,7 +58,10 @@ def facts(model: Model) -> dict[str, Any]:
 
 def notes(model: Model) -> list[str]:
     """Lines for the user: the plan beside what became of it, and what could work better."""
-    return [*model.beside.lines(), *(f"degraded: {item}" for item in model.degradations)]
+    return [
+        *model.beside.lines(model.counters),
+        *(f"degraded: {item}" for item in model.degradations),
+    ]
 
 
 def chosen(selections: Iterable[Selection]) -> str:

@@ -94,9 +94,9 @@ def checked_policy(allocator: Allocator, part: Selection) -> StartPolicy:
     if isinstance(policy, StartPolicy):
         return policy
     raise PluginError(
-        f"allocator {part.name} of {part.distribution} {part.version} cannot be used",
+        f"allocator {part.name!r} cannot be used",
         f"its start_policy is a {type(policy).__name__}, not a StartPolicy",
-        "tell its authors, or choose another with --allocator",
+        f"tell {part.distribution} {part.version}'s authors, or choose another with --allocator",
     )
 
 

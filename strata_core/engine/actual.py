@@ -11,6 +11,8 @@ from strata_core.memory.ledger import PINNED, RAM, Claim, vram
 from strata_core.plan.actual import Actual
 from strata_core.plan.plan import Plan
 from strata_core.plan.sizes import (
+    BROUGHT,
+    CHUNK,
     DENSE,
     EMBEDDING,
     EXPERTS,
@@ -29,9 +31,12 @@ _BEGINNINGS = (
     ("an expert cache", SLOTS),
     ("the token embedding", EMBEDDING),
     ("buffers of activations", WORK),
+    ("buffers of prompts", CHUNK),
+    ("experts of prompts", BROUGHT),
     ("a helper's buffers", WORK),
+    ("buffers that experts change places through", SMALL),
 )
-"""How claims of device memory call what plans have a name for."""
+"""How claims call what plans have a name for."""
 
 
 def actual(backend: Backend, allocator: Allocator, plan: Plan, *, simulated: bool) -> Actual:

@@ -227,6 +227,7 @@ class _Parts:
                 prepared.limits,
                 self.progress,
                 prepared.ranking,
+                prepared.rates,
             ),
             make_source=self.source,
             bind=self.bind,

@@ -15,7 +15,14 @@ from strata_core.engine.devices import is_simulated
 from strata_core.engine.messages import Finished
 from strata_core.engine.prepare import Prepared
 from strata_core.engine.rates import MEASURED, SHORT, rates_path, remember
-from strata_core.plan.actual import Actual, Beside, memory_beside, memory_line, speed_line
+from strata_core.plan.actual import (
+    Actual,
+    Beside,
+    disk_line,
+    memory_beside,
+    memory_line,
+    speed_line,
+)
 from strata_core.plan.plan import Plan
 from strata_core.plan.speed import Lane, learned
 
@@ -41,12 +48,17 @@ class PlanBeside:
     _fastest: float = 0.0
     _lock: Lock = field(factory=Lock)
 
-    def lines(self) -> list[str]:
-        """What a user is told: a line about memory, and one about the rate once there is one."""
+    def lines(self, counters: Mapping[str, Mapping[str, int]]) -> list[str]:
+        """What a user is told: a line about memory, one about the rate and one about the disk.
+
+        The last two once there is something to tell. `counters` are the model's.
+        """
         found = [memory_line(memory_beside(self.plan, self.actual), self.actual.paths)]
-        speed = self.speed
+        speed, disk = self.speed, self.disk(counters)
         if speed is not None and speed.actual is not None:
             found.append(speed_line(speed))
+        if disk is not None:
+            found.append(disk_line(disk))
         return [f"plan: {line}" for line in found]
 
     def finished(self, done: Finished) -> None:
@@ -64,20 +76,27 @@ class PlanBeside:
             return None
         return Beside(DECODE, self.plan.speed.tokens_s, self._fastest or None)
 
+    def disk(self, counters: Mapping[str, Mapping[str, int]]) -> Beside | None:
+        """The disk's rate by which was predicted, beside what it gave; None: nothing was read."""
+        rate = disk_rate(counters)
+        if rate is None or self.plan.speed is None:
+            return None
+        return Beside("file", self.plan.speed.rates["file"].bytes_s, rate)
+
     def as_json(self, counters: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
         """Plan and actual as a member of a document. `counters` are the model's."""
-        speed = self.speed
+        speed, disk = self.speed, self.disk(counters)
         return {
             "memory": [row.as_json() for row in memory_beside(self.plan, self.actual)],
             "paths": list(self.actual.paths),
             "decode_tok_s": speed.as_json() if speed else None,
             "speed": self.plan.speed.as_json() if self.plan.speed else None,
-            "file_bytes_s": disk_rate(counters),
+            "file_bytes_s": disk.as_json() if disk else None,
         }
 
     def keep(self, counters: Mapping[str, Mapping[str, int]]) -> None:
         """Remember what was measured for the next plan of this model, and log the lines."""
-        for line in self.lines():
+        for line in self.lines(counters):
             _LOG.debug("%s", line)
         measured: dict[Lane, float] = {}
         if self.plan.speed is not None and self._fastest:

@@ -12,6 +12,7 @@ from strata_core.machine import Machine
 from strata_core.memory.limits import PinLimit, available_limit, known_limit
 from strata_core.memory.rules import ARENA, COMPLEMENT, PinSettings
 from strata_core.plan.devices import Accelerator, Bulk
+from strata_core.plan.moving import Pace
 from strata_core.setting import Setting
 from strata_core.setting_device import MOST_HELPERS
 from strata_core.setting_table import SETTINGS
@@ -42,6 +43,7 @@ def accelerator(
             "tiered-file": _bulk(pins, "", machine),
         },
         resident=_bytes(settings.resident_budget_gib),
+        pace=Pace.of(options),
     )
 
 

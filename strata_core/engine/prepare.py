@@ -7,6 +7,7 @@ from math import floor, prod
 
 from attrs import asdict, evolve, field, frozen
 
+from strata_core.cache.rank import rates
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin_settings
@@ -20,6 +21,7 @@ from strata_core.kernels.program import Program
 from strata_core.machine import Machine
 from strata_core.model.build import build_program
 from strata_core.pack.reads import unchecked_reads
+from strata_core.plan.devices import Accelerator
 from strata_core.plan.explain import plan_degradations
 from strata_core.plan.plan import Plan, PlanRequest, Sizes, gib, make_plan
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
@@ -35,6 +37,12 @@ from strata_core.selection import (
 
 WINDOW_TOKENS = 512
 """Most tokens of one window."""
+
+DEVICE_CHUNKS = (2048, 1024, 512, 256, 128, 64, 32, 16)
+"""Tokens of a prompt's chunk on a device: the first of these whose buffers are not too large."""
+
+CHUNK_SHARE = 16
+"""They take at most such a part of the device's memory, unless it was asked for."""
 
 BUILT_IN_FORMS = ("gguf", "hub", "pack")
 
@@ -68,6 +76,14 @@ class Prepared:
         return self.known.order
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """How often a token asks for each expert of `ranking`; none without a profile."""
+        if self.known.profile is None or self.known.order is None:
+            return ()
+        chosen = self.checkpoint.hyper.top_k / max(1, self.checkpoint.experts.count)
+        return rates(self.known.profile, self.known.order, chosen)
+
+    @property
     def selections(self) -> tuple[Selection, ...]:
         """What was chosen for each role."""
         return (self.backend, self.allocator, self.source)
@@ -86,10 +102,13 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     kv_type = choose_kv(settings.kv, capabilities, backend.name)
     check_weight_types(checkpoint, capabilities, backend.name)
     program = build_program(checkpoint.hyper)
+    chunk = settings.prefill if isinstance(settings.prefill, int) else WINDOW_TOKENS
+    chunk = min(chunk, settings.max_context or checkpoint.hyper.context)
     with naming("planning failed", (backend,)):
-        sizes = _sizes(checkpoint, program, capabilities, kv_type)
+        sizes = _sizes(checkpoint, program, capabilities, kv_type, chunk)
     if devices is not None:
-        sizes = _on_devices(checkpoint, program, sizes, kv_type, settings.max_context)
+        sizes = _on_devices(checkpoint, program, sizes, kv_type, settings, devices)
+        chunk = sizes.chunk
     choice = select_source(
         found.sources, found.broken, probes["source"], settings.source, checkpoint.form
     )
@@ -115,7 +134,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         allocator=allocator,
         source=source,
         program=program,
-        limits=Limits(WINDOW_TOKENS, WINDOW_LOGITS, plan.context, kv_type),
+        limits=Limits(chunk, WINDOW_LOGITS, plan.context, kv_type),
         plan=plan,
         known=known,
         degradations=(
@@ -166,7 +185,11 @@ def _source(choice: SourceChoice, plan: Plan, form: str) -> Selection:
 
 
 def _sizes(
-    checkpoint: Checkpoint, program: Program, capabilities: Capabilities, kv_type: str
+    checkpoint: Checkpoint,
+    program: Program,
+    capabilities: Capabilities,
+    kv_type: str,
+    chunk: int,
 ) -> Sizes:
     dense = 0
     for weight in program.weights():
@@ -174,8 +197,8 @@ def _sizes(
         count = capabilities.dense_bytes
         dense += count(tensor.type.name, prod(tensor.shape)) if count else tensor.nbytes
     rows: Mapping[str, int] = {
-        "token": WINDOW_TOKENS,
-        "pick": WINDOW_TOKENS * program.top_k,
+        "token": chunk,
+        "pick": chunk * program.top_k,
         "logits": WINDOW_LOGITS,
     }
     layouts = checkpoint.experts.layouts.values()
@@ -190,19 +213,29 @@ def _sizes(
 
 
 def _on_devices(
-    checkpoint: Checkpoint, program: Program, sizes: Sizes, kv_type: str, context: int | None
+    checkpoint: Checkpoint,
+    program: Program,
+    sizes: Sizes,
+    kv_type: str,
+    settings: Settings,
+    devices: Accelerator,
 ) -> Sizes:
-    """The same where a model lies on devices, whose windows are smaller."""
+    """The same where a model lies on devices, with the chunk of prompts that suits them."""
     from strata_core.kernels.device.sizes import StoredWeight, device_sizes
 
     stored = {}
     for weight in program.weights():
         tensor = checkpoint.tensor(weight.role, weight.layer)
         stored[weight] = StoredWeight(tensor.type.name, tensor.shape, tensor.nbytes)
-    length = context or checkpoint.hyper.context
-    limits = Limits(WINDOW_TOKENS, WINDOW_LOGITS, length, kv_type)
+    length = settings.max_context or checkpoint.hyper.context
     experts = checkpoint.experts
-    found = device_sizes(program, stored, experts.layouts, experts.count, limits)
+    asked = (settings.prefill,) if isinstance(settings.prefill, int) else DEVICE_CHUNKS
+    most = devices.room(0) // CHUNK_SHARE
+    for tokens in dict.fromkeys(min(n, length) for n in asked):
+        limits = Limits(tokens, WINDOW_LOGITS, length, kv_type)
+        found = device_sizes(program, stored, experts.layouts, experts.count, limits)
+        if found.prompt <= most:
+            break
     return evolve(sizes, **asdict(found))
 
 

@@ -67,8 +67,10 @@ def pace(
         defaults |= {"vram": host, "link": host}
     found: dict[Lane, Rate] = {lane: Rate(value, RECORDED) for lane, value in defaults.items()}
     share = settings.options().get("pcie_frac", 0.0)
+    # what was measured here says nothing about a machine that is replayed
+    path = None if machine.replayed else rates_path(checkpoint, settings, backend.name)
     return Pace(
-        rates={**found, **recalled(rates_path(checkpoint, settings, backend.name))},
+        rates={**found, **recalled(path)},
         dense=_dense(checkpoint, program),
         asked=rates(known.profile, order, checkpoint.hyper.top_k / max(1, experts.count)),
         link_share=None if share in (None, "auto") else float(share),

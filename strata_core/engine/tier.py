@@ -15,7 +15,7 @@ from strata_core.errors import StrataError, UsageError
 from strata_core.interfaces import Expert
 from strata_core.machine import Machine
 from strata_core.plan.devices import Accelerator
-from strata_core.plan.plan import Sizes
+from strata_core.plan.plan import Plan, Sizes
 from strata_core.plan.tier import SOURCE, LowRam, rule
 from strata_core.sources.tier_sizes import placings, ring_sizes
 
@@ -45,7 +45,7 @@ def known_profile(checkpoint: Checkpoint, settings: Settings) -> Known:
     profile = None
     if path is not None:
         profile = read_profile(path)
-        wrong = profile.fits(checkpoint.model_hash, layers, experts)
+        wrong = profile.fits(checkpoint.origin_hash, layers, experts)
         if wrong:
             raise UsageError(
                 f"{path} is the profile of another model than {checkpoint.path}",
@@ -62,7 +62,7 @@ def known_profile(checkpoint: Checkpoint, settings: Settings) -> Known:
 def learned_path(checkpoint: Checkpoint, settings: Settings) -> Path | None:
     """Where runs leave what they learned of a model; None where there is no folder for it."""
     folder = settings.cache_dir or cache_folder()
-    return folder / "profiles" / f"{checkpoint.model_hash}.json" if folder else None
+    return folder / "profiles" / f"{checkpoint.origin_hash}.json" if folder else None
 
 
 def recalled(checkpoint: Checkpoint, settings: Settings) -> Profile | None:
@@ -75,7 +75,7 @@ def recalled(checkpoint: Checkpoint, settings: Settings) -> Profile | None:
     except StrataError:
         return None  # it is written anew at the run's end
     experts = checkpoint.experts
-    wrong = profile.fits(checkpoint.model_hash, list(experts.layouts), experts.count)
+    wrong = profile.fits(checkpoint.origin_hash, list(experts.layouts), experts.count)
     return None if wrong else profile
 
 
@@ -132,17 +132,22 @@ def _unmet(accelerator: Accelerator | None) -> str:
     return f"it serves one device without helpers, and {names} are used"
 
 
+def learns(plan: Plan) -> bool:
+    """Whether the next run can make use of what this one learns: by a tier, or a moving cache."""
+    return plan.source == SOURCE or any(cache.spare for cache in plan.caches)
+
+
 def keep_profile(
-    checkpoint: Checkpoint, settings: Settings, known: Known, counted: Profile, source: str
+    checkpoint: Checkpoint, settings: Settings, known: Known, counted: Profile, *, learning: bool
 ) -> None:
-    """Write what a run asked for: where the user wants it, and for the next run with a tier.
+    """Write what a run asked for: where the user wants it, and with `learning` for the next run.
 
     Raises StrataError where the user's file cannot be written.
     """
     if not counted.picks:
         return
     total = counted if known.profile is None else counted.plus(known.profile)
-    if source == SOURCE and settings.expert_profile is None:
+    if learning and settings.expert_profile is None:
         path = learned_path(checkpoint, settings)
         try:
             if path is not None:

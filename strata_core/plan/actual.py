@@ -120,5 +120,11 @@ def speed_line(row: Beside) -> str:
     )
 
 
+def disk_line(row: Beside) -> str:
+    """The line for the log about a disk."""
+    came = "nothing read" if row.actual is None else f"{row.actual / 1e9:.2f} measured{_part(row)}"
+    return f"{row.what}: {row.planned / 1e9:.2f} GB/s expected, {came}"
+
+
 def _part(row: Beside) -> str:
     return "" if row.drift is None else f" ({row.drift:+.0%})"

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
+from strata_core.plan.moving import Pace, spares
 from strata_core.plan.sizes import (
     BASE_BYTES,
+    BROUGHT,
+    CHUNK,
     DENSE,
     EMBEDDING,
     EXPERTS,
@@ -77,7 +80,8 @@ class Accelerator:
     `cache` is the number of experts that the first holds, `helpers` those of the others (missing:
     none); None stands for auto. `pins` is what the driver is expected to page-lock (None: any
     amount), `bulk` how the experts' memory may be, by source (missing: in any way); `resident` the
-    most RAM for experts that no device holds (None: any).
+    most RAM for experts that no device holds (None: any). `pace` is how fast experts of the first
+    device's cache change places with others.
     """
 
     devices: tuple[Device, ...]
@@ -88,6 +92,7 @@ class Accelerator:
     pins: int | None = None
     bulk: Mapping[str, Bulk] = field(factory=dict)
     resident: int | None = None
+    pace: Pace = field(factory=Pace)
 
     def have(self, number: int) -> int:
         """What may be taken of the device at `number`; as good as all where that is not known."""
@@ -111,11 +116,12 @@ def default_reserve(total: int) -> int:
 
 @frozen
 class Cache:
-    """Experts that a device is to hold."""
+    """Experts that a device is to hold; `spare` empty slots are beside theirs."""
 
     device: str
     experts: int
     nbytes: int
+    spare: int = 0
 
 
 @frozen(kw_only=True)
@@ -138,19 +144,22 @@ def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
     caches = tuple(
         Cache(name, count, sizes.blobs(count)) for name, count in zip(names, counts, strict=True)
     )
-    host = _host_experts(accelerator, sizes, source, sum(counts))
-    pinning = _pinning(accelerator, sizes, source, host)
+    spare = spares(counts[0], sizes.count, accelerator.pace.at_once)
+    caches = (evolve(caches[0], spare=spare), *caches[1:])
+    small = _small(accelerator, sizes, spare)
+    host = _host_experts(accelerator, sizes, source, sum(counts), spare)
+    pinning = _pinning(accelerator, sizes, source, host, small)
     return Layout(
         vram=tuple(
             _vram(request, number, cache, context)
             for number, cache in enumerate(caches)
             if number == 0 or cache.experts
         ),
-        pinned=_pinned(accelerator, sizes, pinning),
+        pinned=_pinned(accelerator, sizes, pinning, small),
         ram=(
             *((Item("experts", host, EXPERTS),) if host else ()),
             *((Item("token embedding", sizes.embedding, EMBEDDING),) if pinned else ()),
-            Item("small page-locked buffers", sizes.small, SMALL),
+            Item("small page-locked buffers", small, SMALL),
             Item("program", BASE_BYTES, PROGRAM),
         ),
         caches=caches,
@@ -169,7 +178,7 @@ def most_context(request: PlanRequest) -> tuple[int, str]:
     if accelerator.cache is None:
         left, where = left // 2, f"half of what is left of {label}; the rest holds experts"
     else:
-        left -= sizes.blobs(min(accelerator.cache, sizes.count))
+        left -= _held(sizes, accelerator.cache)
         where = f"what is left of {label}"
     return left // max(1, sizes.kv_position), where
 
@@ -184,11 +193,11 @@ def smaller(request: PlanRequest) -> Iterator[tuple[dict[str, int | str], PlanRe
     left = accelerator.have(0) - _fixed(accelerator, sizes)
     caches = [accelerator.cache]
     if accelerator.cache is not None:
-        fewer = sizes.fitting(left - sizes.kv_position * context)
+        fewer = _fitting(sizes, left - sizes.kv_position * context)
         caches += sorted({fewer, 0}, reverse=True)
     for source in dict.fromkeys((request.source, "mmap")):
         for cache in dict.fromkeys(caches):
-            room = left - sizes.blobs(min(cache or 0, sizes.count))
+            room = left - _held(sizes, cache or 0)
             for length in (context, min(context, room // max(1, sizes.kv_position))):
                 flags: dict[str, int | str] = {}
                 if source != request.source:
@@ -216,7 +225,22 @@ def _embedding_pinned(accelerator: Accelerator, sizes: Sizes) -> bool:
 def _fixed(accelerator: Accelerator, sizes: Sizes) -> int:
     """What the first device holds whatever the context and the cache."""
     apart = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
-    return sizes.dense - apart + sizes.workspace
+    return sizes.dense - apart + sizes.workspace + sizes.prompt
+
+
+def _held(sizes: Sizes, cached: int) -> int:
+    """What a cache of so many experts takes of the first device, beside what prompts take.
+
+    They take buffers for experts where the cache has none to lend.
+    """
+    return sizes.blobs(min(cached, sizes.count)) + sizes.own_buffers(cached)
+
+
+def _fitting(sizes: Sizes, nbytes: int) -> int:
+    """Experts of the first device's cache that fit into `nbytes`."""
+    fitting = sizes.fitting(nbytes)
+    own = sizes.own_buffers(fitting)
+    return sizes.fitting(nbytes - own) if own else fitting
 
 
 def _counts(request: PlanRequest, context: int) -> list[int]:
@@ -234,23 +258,38 @@ def _counts(request: PlanRequest, context: int) -> list[int]:
         if wanted is None:
             room = accelerator.room(number) - taken
             # what cannot be known is not promised: the cache is made once the device is open
-            wanted = sizes.fitting(room) if room < _NOT_KNOWN // 2 else 0
+            fitting = sizes.fitting(room) if number else _fitting(sizes, room)
+            wanted = fitting if room < _NOT_KNOWN // 2 else 0
+            if not number:
+                wanted = _beside_spares(wanted, sizes.count, accelerator.pace.at_once)
         counts.append(max(0, min(wanted, left)))
         left -= counts[-1]
     return counts
 
 
+def _beside_spares(fitting: int, total: int, at_once: int) -> int:
+    """Of so many slots, those that hold an expert where some stay empty."""
+    for count in range(fitting, 0, -1):
+        if count + spares(count, total, at_once) <= fitting:
+            return count
+    return fitting
+
+
 def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier:
     accelerator, sizes = _accelerator(request), request.sizes
-    experts = (Item(f"{cache.experts} of {sizes.count} experts", cache.nbytes, SLOTS),)
+    slots = f"{cache.experts} of {sizes.count} experts"
+    slots += f" and {cache.spare} empty slots" if cache.spare else ""
+    experts = (Item(slots, cache.nbytes + sizes.blobs(cache.spare), SLOTS),)
     if number:
         items = (*experts, Item("working memory", sizes.helper_workspace, WORK))
     else:
         apart = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
+        own = sizes.own_buffers(cache.experts)
         items = (
             Item("dense weights", sizes.dense - apart, DENSE),
             Item(f"keys and values of {context} tokens", sizes.kv_position * context, KV),
             Item("working memory", sizes.workspace, WORK),
+            *_of_prompts(sizes, own),
             *(experts if cache.experts else ()),
         )
     have, device = accelerator.have(number), accelerator.devices[number]
@@ -263,23 +302,48 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
     return Tier(f"vram{number}", items, have, device.label, origin)
 
 
-def _host_experts(accelerator: Accelerator, sizes: Sizes, source: str, cached: int) -> int:
+def _of_prompts(sizes: Sizes, own: int) -> Iterator[Item]:
+    """What prompts take of the first device; `own` bytes of buffers for experts."""
+    if sizes.chunk:
+        yield Item(f"a prompt's chunk of {sizes.chunk} tokens", sizes.prompt, CHUNK)
+    if own:
+        yield Item("experts of prompts on their way", own, BROUGHT)
+
+
+def _small(accelerator: Accelerator, sizes: Sizes, spare: int) -> int:
+    """Bytes of small page-locked buffers."""
+    small = sizes.small + (sizes.table if accelerator.pace.at_once else 0)
+    if not spare:
+        return small
+    embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
+    fits = accelerator.pins is None or small + embedding + sizes.moving <= accelerator.pins
+    return small + sizes.moving if fits else small
+
+
+def _host_experts(
+    accelerator: Accelerator, sizes: Sizes, source: str, cached: int, spare: int
+) -> int:
     """Bytes of experts that the source keeps in RAM."""
     if source == "arena":
         return sizes.experts
     if source != "sliced-pinned":
         return 0
-    outside = sizes.blobs(sizes.count - cached)
+    outside = sizes.blobs(sizes.count - cached + spare) if cached < sizes.count else 0
     return outside if accelerator.resident is None else min(outside, accelerator.resident)
 
 
-def _pinning(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> Pinning | None:
-    """How the experts' memory is expected to be had; None where there is none."""
+def _pinning(
+    accelerator: Accelerator, sizes: Sizes, source: str, host: int, small: int
+) -> Pinning | None:
+    """How the experts' memory is expected to be had; None where there is none.
+
+    `small` bytes are page-locked before it, beside the embedding.
+    """
     if not host:
         return None
     embedding = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
     rule = accelerator.bulk.get(source, Bulk())
-    before = sizes.small + embedding
+    before = small + embedding
     known = accelerator.pins
     bounds = [
         (host, ""),
@@ -304,14 +368,16 @@ def _pinning(accelerator: Accelerator, sizes: Sizes, source: str, host: int) -> 
 def with_bulk(request: PlanRequest, layout: Layout, source: str, nbytes: int) -> Layout:
     """The same for a source that keeps so many bytes of host memory for experts."""
     accelerator = _accelerator(request)
-    pinning = _pinning(accelerator, request.sizes, source, nbytes)
-    pinned = _pinned(accelerator, request.sizes, pinning)
+    spare = layout.caches[0].spare if layout.caches else 0
+    small = _small(accelerator, request.sizes, spare)
+    pinning = _pinning(accelerator, request.sizes, source, nbytes, small)
+    pinned = _pinned(accelerator, request.sizes, pinning, small)
     return evolve(layout, pinning=pinning, pinned=pinned)
 
 
-def _pinned(accelerator: Accelerator, sizes: Sizes, pinning: Pinning | None) -> Tier:
+def _pinned(accelerator: Accelerator, sizes: Sizes, pinning: Pinning | None, small: int) -> Tier:
     """What is expected to be page-locked."""
-    items = [Item("small buffers", sizes.small, SMALL)]
+    items = [Item("small buffers", small, SMALL)]
     if _embedding_pinned(accelerator, sizes):
         items.append(Item("token embedding", sizes.embedding, EMBEDDING))
     if pinning is not None:

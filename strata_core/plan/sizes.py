@@ -8,6 +8,8 @@ DENSE = "dense weights"
 KV = "keys and values"
 WORK = "working memory"
 SLOTS = "expert slots"
+CHUNK = "prompt chunk"
+BROUGHT = "experts of prompts"
 EXPERTS = "experts"
 RING = "experts on their way"
 EMBEDDING = "token embedding"
@@ -27,7 +29,10 @@ class Sizes:
     position of one sequence, `workspace` the activation buffers of one window and what is held of
     an expert while it is computed. The rest matters to devices alone: `count` of experts in all
     layers, `embedding` of the token table where it is no other role's too (a part of `dense`),
-    `small` page-locked buffers, and `helper_workspace` of a device that only holds experts.
+    `small` page-locked buffers, `table` and `moving` those that experts change places through, the
+    second of which it can do without, `helper_workspace` of a device that only holds experts,
+    `prompt` of a prompt's chunk of `chunk` tokens, and `prompt_buffers` of experts on their way to
+    prompts, which are taken where a cache of fewer than `lends` experts has none to lend.
     """
 
     dense: int
@@ -37,11 +42,21 @@ class Sizes:
     count: int = 0
     embedding: int = 0
     small: int = 0
+    table: int = 0
+    moving: int = 0
     helper_workspace: int = 0
+    prompt: int = 0
+    prompt_buffers: int = 0
+    chunk: int = 0
+    lends: int = 0
 
     def blobs(self, count: int) -> int:
         """Bytes of `count` blobs of the mean size."""
         return -(-self.experts * count // self.count) if self.count else 0
+
+    def own_buffers(self, cached: int) -> int:
+        """Bytes that prompts take for experts beside a cache of `cached`."""
+        return 0 if cached >= min(self.lends, self.count) else self.prompt_buffers
 
     def fitting(self, nbytes: int) -> int:
         """Blobs of the mean size that fit into `nbytes`, none below zero."""

@@ -7,7 +7,7 @@ layers are read in while later ones are still being made ready.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -32,6 +32,7 @@ from strata_core.memory.preparing import Prepared, prepare
 from strata_core.memory.rules import ARENA
 from strata_core.memory.spans import reach
 from strata_core.pack.reads import ReadCheck
+from strata_core.sources.places import Places
 
 BLOB_ALIGNMENT = 64
 """Blobs start at multiples of a cache line."""
@@ -43,8 +44,9 @@ READERS = 4
 class Arena:
     """Blobs in one region, layer by layer; views are stable until `close`.
 
-    `held` are the experts that it keeps, by default all; it has no others. `purpose` is what its
-    memory is reserved for.
+    `held` are the experts that it keeps, by default all; it has no others, but those that are put
+    into `places` later, of which `spare` begin empty, by size. `purpose` is what its memory is
+    reserved for.
     """
 
     def __init__(
@@ -55,15 +57,17 @@ class Arena:
         check: ReadCheck | None = None,
         *,
         held: Collection[Expert] | None = None,
+        spare: Mapping[int, int] | None = None,
         purpose: str = ARENA,
     ) -> None:
         self._experts = experts
         self._check = check
         self._region: Region | None = None
-        self._starts, cuts, end = _starts(experts, held)
+        self.places, cuts, end = _places(experts, held, spare or {})
         self._memory: Prepared | None = prepare(allocator, end, cuts, purpose)
         try:
-            self._fill(sum(experts.layouts[each.layer].nbytes for each in self._starts), progress)
+            kept = self.places.experts()
+            self._fill(sum(experts.layouts[each.layer].nbytes for each in kept), progress)
             self._region = self._memory.region()
         except BaseException:
             self.close()
@@ -88,9 +92,10 @@ class Arena:
         layout = self._experts.layouts[layer]
         for index in range(self._experts.count):
             expert = Expert(layer, index)
-            if self._memory is None or expert not in self._starts:
+            start = self.places.start(expert)
+            if self._memory is None or start is None:
                 continue
-            self._memory.wait(self._starts[expert], layout.nbytes)
+            self._memory.wait(start, layout.nbytes)
             target = bytes_at(self._address(expert), layout.nbytes).data
             self._read(expert, reader, target)
             if self._check is not None:
@@ -106,9 +111,11 @@ class Arena:
             reader.read(piece, target[part.offset : part.offset + part.nbytes], str(expert))
 
     def _address(self, expert: Expert) -> int:
+        return self._at(expert, self.places.start(expert))
+
+    def _at(self, expert: Expert, start: int | None) -> int:
         if self._memory is None:
             raise StrataError(f"{expert} was asked for after the arena was closed")
-        start = self._starts.get(expert)
         if start is None:
             raise StrataError(
                 f"there is no {expert}",
@@ -116,6 +123,12 @@ class Arena:
                 "this is an error in the caller; please report it",
             )
         return self._memory.address + start
+
+    def reach(self, start: int, nbytes: int) -> tuple[int, bool]:
+        """The address of a place, and whether a copy engine may use its first bytes."""
+        assert self._memory is not None, "an open arena is asked"
+        address = self._memory.address + start
+        return address, self._region is not None and reach(self._region, address, nbytes)[0]
 
     def begin_layer(self, layer: int, experts: Sequence[int]) -> None:
         """Nothing to do: everything is in memory."""
@@ -140,8 +153,13 @@ class Arena:
 
     def read_into(self, expert: Expert, buffer: memoryview) -> int:
         """Copy the blob to the buffer's start."""
-        size = self._experts.layouts[expert.layer].nbytes
-        buffer[:size] = bytes_at(self._address(expert), size).data
+        start = self.places.hold(expert)
+        try:
+            size = self._experts.layouts[expert.layer].nbytes
+            buffer[:size] = bytes_at(self._at(expert, start), size).data
+        finally:
+            if start is not None:
+                self.places.let_go(start)
         return 0
 
     def release(self, expert: Expert) -> None:
@@ -154,13 +172,20 @@ class Arena:
             memory.close()
 
 
-def _starts(
-    experts: ExpertFiles, held: Collection[Expert] | None
-) -> tuple[dict[Expert, int], list[int], int]:
-    """Where blobs begin, where layers begin, and where all of it ends."""
+def _places(
+    experts: ExpertFiles, held: Collection[Expert] | None, spare: Mapping[int, int]
+) -> tuple[Places, list[int], int]:
+    """The places, where layers begin, and where all of it ends.
+
+    Empty places come first, so that they are page-locked where anything is.
+    """
     starts: dict[Expert, int] = {}
+    sizes: dict[int, int] = {}
     cuts: list[int] = []
     end = 0
+    for nbytes in (size for size, count in spare.items() for _ in range(count)):
+        sizes[end] = nbytes
+        end += nbytes
     for layer, layout in experts.layouts.items():
         end = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         cuts.append(end)
@@ -168,8 +193,9 @@ def _starts(
             expert = Expert(layer, index)
             if held is None or expert in held:
                 starts[expert] = end
+                sizes[end] = stride(layout)
                 end += stride(layout)
-    return starts, cuts, end
+    return Places(starts, sizes), cuts, end
 
 
 def stride(layout: BlobLayout) -> int:

@@ -223,7 +223,7 @@ class Tier:
 class CellMove(Move):
     """A move that knows its cell; one into a device's memory has none."""
 
-    cell: Cell | None
+    cell: Cell | None = None
 
 
 def cell_of(move: Move) -> Cell:

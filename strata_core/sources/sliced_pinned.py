@@ -1,17 +1,21 @@
 """The resident complement: the experts that no device holds, in host memory that devices reach.
 
 What a memory budget leaves out is read from the mapped file. An expert that lies in no single
-page-locked slice as a whole belongs to the CPU.
+page-locked slice as a whole belongs to the CPU. Where experts change places with those on a device,
+the one that leaves is copied into an empty place, and the one that enters leaves its own empty: no
+file is read for it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
+from strata_core.abilities import Move
 from strata_core.interfaces import (
     Allocator,
     Expert,
@@ -24,15 +28,21 @@ from strata_core.interfaces import (
 from strata_core.memory.platform.pages import PageHints
 from strata_core.memory.rules import COMPLEMENT
 from strata_core.pack.reads import ReadCheck
+from strata_core.plan.moving import Pace, spares_by_size
 from strata_core.plan.plan import gib
 from strata_core.sources.arena import Arena, stride
+from strata_core.sources.copies import CopyCheck
 from strata_core.sources.mmap import MappedFile, useful_hints
 
 _LOG = logging.getLogger("strata.sources")
 
 
 class SlicedPinned:
-    """`held` experts from memory, all others from the mapped file; addresses hold until `close`."""
+    """Experts in memory, all others from the mapped file; implements `AdaptiveSource`.
+
+    It begins with `held`, and with empty places of the sizes in `spare`. Addresses hold until
+    `close`, or until a move of the expert is committed. `verify`: compare copies with the file.
+    """
 
     def __init__(
         self,
@@ -42,12 +52,31 @@ class SlicedPinned:
         held: frozenset[Expert],
         check: ReadCheck | None = None,
         page_hints: PageHints | None = None,
+        *,
+        spare: Mapping[int, int] | None = None,
+        verify: bool = False,
     ) -> None:
-        self._experts, self._held = experts, held
+        self._experts = experts
         self._mapped = MappedFile(experts, page_hints)
         self._arena: Arena | None = None
-        if held:
-            self._arena = Arena(experts, allocator, progress, check, held=held, purpose=COMPLEMENT)
+        self._copies = CopyCheck(experts) if verify else None
+        try:
+            if held:
+                self._arena = Arena(
+                    experts,
+                    allocator,
+                    progress,
+                    check,
+                    held=held,
+                    spare=spare,
+                    purpose=COMPLEMENT,
+                )
+            if self._copies is not None:
+                for expert in sorted(held):
+                    self._copies.check(expert, self.view(expert).parts)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def page_hints(self) -> PageHints | None:
@@ -62,7 +91,7 @@ class SlicedPinned:
         return self._of(expert).view(expert)
 
     def addresses(self, layer: int) -> NDArray[np.uint64]:
-        """Every expert's addresses; they hold until `close`."""
+        """Every expert's addresses; they hold until `close`, or until a move of it is committed."""
         places = [self.view(Expert(layer, i)).parts for i in range(self._experts.count)]
         return np.array(places, np.uint64)
 
@@ -73,15 +102,80 @@ class SlicedPinned:
     def release(self, expert: Expert) -> None:
         """Nothing to do: addresses stay."""
 
+    # keeping in step with devices
+
+    def begin_demote(self, expert: Expert) -> Move | None:
+        """An empty place; None where there is none, or the expert has one already."""
+        layout = self._experts.layouts[expert.layer]
+        if self._arena is None or expert in self._arena.places:
+            return None
+        start = self._arena.places.take(layout.nbytes)
+        if start is None:
+            return None
+        address, dma = self._arena.reach(start, layout.nbytes)
+        gate, up, down = (address + part.offset for part in layout.parts)
+        return _PlaceMove(expert, "demote", (gate, up, down), dma, start)
+
+    def begin_promote(self, expert: Expert) -> Move | None:
+        """The expert's place serves until `commit`; None where it has none."""
+        if self._arena is None or expert not in self._arena.places:
+            return None
+        return _PlaceMove(expert, "promote", None)
+
+    def commit(self, move: Move) -> None:
+        """Show the demoted expert in its place, or have the promoted one's be empty."""
+        assert self._arena is not None, "a source is given its own moves"
+        if move.kind == "promote":
+            self._arena.places.drop(move.expert)
+            return
+        start = _start_of(move)
+        try:
+            if self._copies is not None:
+                assert move.parts is not None, "a demoted expert has a place"
+                self._copies.check(move.expert, move.parts)
+        except BaseException:
+            self._arena.places.give(start)
+            raise
+        self._arena.places.put(move.expert, start)
+
+    def abort(self, move: Move) -> None:
+        """The place is empty again, or stays what it was."""
+        if move.kind == "demote":
+            assert self._arena is not None, "a source is given its own moves"
+            self._arena.places.give(_start_of(move))
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """With STRATA_TIER_VERIFY the lane "file": how many copies were compared, and differ."""
+        if self._copies is None:
+            return {}
+        found = {"experts": 0, "bytes": 0}
+        found |= {"verified": self._copies.compared, "differ": self._copies.differ}
+        return {"file": found}
+
     def close(self) -> None:
         """Give the memory back."""
         if self._arena is not None:
             self._arena.close()
+        if self._copies is not None:
+            self._copies.close()
 
     def _of(self, expert: Expert) -> Arena | MappedFile:
-        if self._arena is not None and expert in self._held:
+        if self._arena is not None and expert in self._arena.places:
             return self._arena
         return self._mapped
+
+
+@frozen(eq=False)
+class _PlaceMove(Move):
+    """A move that knows its place."""
+
+    start: int | None = None
+
+
+def _start_of(move: Move) -> int:
+    assert isinstance(move, _PlaceMove), "a source is given its own moves"
+    assert move.start is not None, "a demoted expert has a place"
+    return move.start
 
 
 def residents(
@@ -109,7 +203,11 @@ def build(context: SourceContext) -> Source:
     )
     wanted = [expert for expert in ranking if expert not in context.excluded]
     limit = context.options.get("resident_budget_gib")
-    held = residents(experts, wanted, None if limit is None else int(limit * 2**30))
+    at_once = Pace.of(context.options).at_once
+    spare = spares_by_size(context.excluded, experts.layouts, experts.count, at_once)
+    room = sum(size * count for size, count in spare.items())
+    budget = None if limit is None else int(limit * 2**30) - room
+    held = residents(experts, wanted, budget)
     _LOG.info(
         "resident experts: %d in memory (%s), %d on devices, %d read from the mapped file",
         len(held),
@@ -120,4 +218,13 @@ def build(context: SourceContext) -> Source:
     check = ReadCheck.of(experts, context.options)
     # what is held is read from the file as well, once
     hints = useful_hints(experts, context.machine) if len(held) < len(wanted) else None
-    return SlicedPinned(experts, context.allocator, context.progress, held, check, hints)
+    return SlicedPinned(
+        experts,
+        context.allocator,
+        context.progress,
+        held,
+        check,
+        hints,
+        spare=spare,
+        verify=bool(context.options.get("tier_verify")),
+    )

@@ -5,10 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from strata_core.interfaces import Expert, ExpertFiles
+from attrs import frozen
+
+from strata_core.interfaces import Expert, ExpertFiles, SourceContext
+from strata_core.plan.moving import Pace, spares
 from strata_core.sources.reading import Placing, place
 
 Placings = Mapping[Expert, Placing]
+
+
+@frozen(kw_only=True)
+class TierRequest:
+    """Which experts to keep: the first of `order` whose cells fit into `budget` bytes together.
+
+    `spares` cells of the largest size stay empty, for experts that leave a device; `moving` says
+    that experts may leave and enter devices.
+    """
+
+    order: Sequence[Expert]
+    budget: int
+    spares: int = 0
+    moving: bool = False
 
 
 def placings(experts: ExpertFiles) -> dict[Expert, Placing]:
@@ -66,3 +83,16 @@ def starts(sizes: Iterable[int]) -> list[int]:
         found.append(at)
         at += nbytes
     return found
+
+
+def tier_request(context: SourceContext, order: Sequence[Expert], budget: int) -> TierRequest:
+    """What to keep, and within the budget a few empty cells where experts leave devices."""
+    experts = context.experts
+    placed = placings(experts)
+    count = len(experts.layouts) * experts.count
+    wanted = spares(len(context.excluded), count, Pace.of(context.options).at_once)
+    # of a small tier no more than an eighth is kept empty
+    wanted = min(wanted, len(fitting(order, placed, budget)) // 8)
+    empty = wanted * max(p.nbytes for p in placed.values())
+    moving = bool(context.excluded)
+    return TierRequest(order=order, budget=budget - empty, spares=wanted, moving=moving)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, field
 from numpy.typing import NDArray
 
 from strata_core.abilities import Move
@@ -34,7 +34,15 @@ from strata_core.plan.plan import gib
 from strata_core.sources.cells import Block, Cell, CellMove, Ring, Tier, cell_of, view_of
 from strata_core.sources.copies import CopyCheck
 from strata_core.sources.reading import ExpertReader, Placing, Reading
-from strata_core.sources.tier_sizes import fitting, placings, ring_sizes, starts, tier_order
+from strata_core.sources.tier_sizes import (
+    TierRequest,
+    fitting,
+    placings,
+    ring_sizes,
+    starts,
+    tier_order,
+    tier_request,
+)
 
 TIER = "the experts that are read most"
 """Purpose of the memory that keeps experts."""
@@ -47,20 +55,6 @@ _LOG = logging.getLogger("strata.sources")
 
 FILLING = 16
 """Experts on their way at once while the tier is filled."""
-
-
-@frozen(kw_only=True)
-class TierRequest:
-    """Which experts to keep: the first of `order` whose cells fit into `budget` bytes together.
-
-    `spares` cells of the largest size stay empty, for experts that leave a device; `moving` says
-    that experts may leave and enter devices.
-    """
-
-    order: Sequence[Expert]
-    budget: int
-    spares: int = 0
-    moving: bool = False
 
 
 @define(eq=False)
@@ -317,12 +311,13 @@ class TieredFile:
         cell = self._tier.take(placing)
         if cell is None:
             return None
-        return CellMove(expert, "demote", cell.parts(), cell)
+        dma = view_of(cell, self._blocks[1].region).dma
+        return CellMove(expert, "demote", cell.parts(), dma, cell)
 
     def begin_promote(self, expert: Expert) -> Move | None:
         """The expert's cell serves until `commit`; None where it has none."""
         self._placing(expert)
-        return CellMove(expert, "promote", None, None) if expert in self._tier else None
+        return CellMove(expert, "promote", None) if expert in self._tier else None
 
     def commit(self, move: Move) -> None:
         """Show the demoted expert, or give the promoted one's cell up."""
@@ -381,12 +376,13 @@ def build(context: SourceContext) -> Source:
     order = tier_order(context.ranking, context.excluded, experts)
     budget = context.budget or 0
     paths = {piece.file for expert in order for piece in experts.pieces(expert)}
+    request = tier_request(context, order, budget)
     source = TieredFile(
         experts,
         context.allocator,
         context.progress,
         ExpertReader.open(sorted(paths), context.degrade),
-        TierRequest(order=order, budget=budget, moving=bool(context.excluded)),
+        request,
         ReadCheck.of(experts, options),
         verify=bool(options.get("tier_verify")),
     )

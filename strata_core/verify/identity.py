@@ -62,12 +62,16 @@ class Answer:
 
 @frozen(kw_only=True)
 class Run:
-    """One way's answers by prompt, what served it, and what was degraded meanwhile."""
+    """One way's answers by prompt, what served it, and what was degraded meanwhile.
+
+    `exact`: the backend says that it keeps docs/arithmetic.md.
+    """
 
     answers: Mapping[str, Answer]
     counters: Mapping[str, Mapping[str, int]] = field(factory=dict)
     actual: Actual = field(factory=Actual)
     reads: Mapping[str, Any] = field(factory=dict)
+    exact: bool = True
     degradations: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -101,6 +105,7 @@ class Outcome:
             "cache": self.way.cache or None,
             "options": options,
             "verdict": self.verdict,
+            "exact": run.exact if run else None,
             "note": self.note,
             "first_logits_sha256": self.logits or None,
             "tokens_equal": None if run is None else self.verdict == "equal",
@@ -120,6 +125,8 @@ def prompts_of(vocabulary: int, context: int, *, long: bool = False) -> tuple[Pr
         Prompt(name="short", ids=drawn[:11][:room]),
         Prompt(name="sampled", ids=drawn[11:40][:room], temperature=0.8),
         Prompt(name="64", ids=drawn[:64][:room]),
+        # long enough for the kernels of prompts
+        Prompt(name="150", ids=drawn[64:214][:room]),
     ]
     if long and room >= len(drawn):
         found.append(Prompt(name="1900", ids=drawn))
@@ -158,12 +165,14 @@ def run(
             tokens = hashlib.sha256(np.array(done.token_ids, "<i4").tobytes()).hexdigest()
             answers[prompt.name] = Answer(done.first_logits_sha256, tokens)
         counters, actual, reads = loaded.counters, loaded.beside.actual, loaded.reads
+        exact = loaded.capabilities.exact
         degradations = tuple(item.what for item in loaded.degradations)
     return Run(
         answers=answers,
         counters=counters,
         actual=actual,
         reads=reads,
+        exact=exact,
         degradations=degradations,
         seconds=time.perf_counter() - began,
     )
@@ -262,6 +271,9 @@ def _beside(model: str | Path, settings: Settings, devices: Sequence[int]) -> in
     options: dict[str, Any] = {"source": "tiered-file"}
     if devices:
         options["device"] = tuple(devices[:1])
+        if "expert_cache" not in settings.given():
+            # with one that moves, which takes more of it than a cache that holds all or nothing
+            options["expert_cache"] = 1
     try:
         plan = make_plan(model, settings.with_arguments(options)).plan
     except StrataError:
@@ -335,6 +347,8 @@ def _outcome(
     wrong = [name for name, answer in expected.answers.items() if found.answers[name] != answer]
     if wrong:
         note = f"other logits or tokens for: {', '.join(wrong)}"
+        if not found.exact:
+            note += f"; backend {asked.backend} does not say that it is exact"
         return Outcome(way=way, verdict="differs", note=note, run=found)
     return Outcome(way=way, verdict="equal", run=found)
 

@@ -16,6 +16,9 @@ from strata_core.setting_table import BY_KEY
 
 GIB = 1 << 30
 
+PACES = (("static", 0), ("adapts each round", 1))
+"""Paces of the cache that each place is proven at besides, and the rounds of `--adapt-every`."""
+
 HELPED = 2
 """Experts that each helper gets."""
 
@@ -78,27 +81,34 @@ USUAL_CACHE = "half"
 
 @frozen(kw_only=True)
 class Variation:
-    """Settings besides place and cache that must not change a token either."""
+    """Settings besides place and cache that must not change a token either.
+
+    They are tried at the first place, and at those that `also` names. One that is about the cache
+    needs no name of its own.
+    """
 
     name: str
     options: Mapping[str, Any]
     devices: bool = False
+    also: tuple[str, ...] = ()
 
 
 VARIATIONS: tuple[Variation, ...] = (
-    Variation(name="cache auto", options={"expert_cache": "auto"}, devices=True),
+    Variation(name="", options={"expert_cache": "auto"}, devices=True),
     Variation(name="reads verified", options={"verify_reads": "all"}),
     *(Variation(name=f"chunks of {n}", options={"prefill": n}) for n in (16, 64, 512)),
     *(
-        Variation(name=f"link's share {share}", options={"pcie_frac": share}, devices=True)
+        Variation(
+            name=f"link's share {share}",
+            options={"pcie_frac": share},
+            devices=True,
+            also=("tiered, 50 %", "path 2, partly"),
+        )
         for share in (0.0, 0.37, 1.0)
     ),
-    *(
-        Variation(name=name, options={"adapt_every": rounds}, devices=True)
-        for name, rounds in (("static", 1_000_000), ("adapts each round", 1), ("adapts", 4))
-    ),
+    Variation(name="adapts every 4 rounds", options={"adapt_every": 4}, devices=True),
 )
-"""What is varied in the arena beside half the experts; settings of a later version are left out."""
+"""What is varied beside half the experts; settings of a later version are left out."""
 
 
 @frozen(kw_only=True)
@@ -158,13 +168,34 @@ def ways(
     ]
     if not quick:
         found += _helped(len(devices), placed, cached, given)
-    where, held = placed[0], next((c for c in cached if c[0] == USUAL_CACHE), cached[-1])
+        found += _paced(placed, cached, given) if devices else ()
+    held = next((c for c in cached if c[0] == USUAL_CACHE), cached[-1])
     found += [
-        Way(place=f"{where[0]}, {name}", cache=held[0], options=_joined(where[1], held[1], more))
-        for name, more in _more(model, len(devices))
+        Way(
+            place=f"{place}, {name}" if name else place,
+            cache=str(more.get("expert_cache", held[0])),
+            options=_joined(where, held[1], more),
+        )
+        for name, more, also in _more(model, len(devices))
         if _agrees(more, given) and not (quick and "expert_cache_device1" not in more)
+        for place, where in placed
+        if place == placed[0][0] or place in also
     ]
     return tuple(found)
+
+
+def _paced(
+    placed: Sequence[tuple[str, dict[str, Any]]],
+    cached: Sequence[tuple[str, dict[str, Any]]],
+    given: Mapping[str, Any],
+) -> Iterator[Way]:
+    """Every place once more where the cache stays as it is, and where it moves in every round."""
+    cache, held = next((c for c in cached if c[0] == USUAL_CACHE), cached[-1])
+    for pace, rounds in PACES:
+        if _agrees({"adapt_every": rounds}, given):
+            for place, where in placed:
+                options = _joined(where, held, {"adapt_every": rounds})
+                yield Way(place=f"{place}, {pace}", cache=cache, options=options)
 
 
 def _helped(
@@ -236,12 +267,13 @@ def _caches(model: Model, given: Mapping[str, Any]) -> list[tuple[str, dict[str,
     return [(name, {"expert_cache": counts[name]}) for name in CACHES]
 
 
-def _more(model: Model, devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _more(model: Model, devices: int) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+    """Names and settings of what is varied, and the places where besides the first."""
     for count in range(1, min(devices, MOST_HELPERS + 1)):
         helped = {f"expert_cache_device{n}": HELPED for n in range(1, count + 1)}
-        yield f"{count} helper{'s' * (count > 1)}", helped
+        yield f"{count} helper{'s' * (count > 1)}", helped, ()
     for item in VARIATIONS:
         later = any(BY_KEY[key].pending for key in item.options)
         unhashed = "verify_reads" in item.options and not model.hashed
         if not later and not unhashed and (devices or not item.devices):
-            yield item.name, dict(item.options)
+            yield item.name, dict(item.options), item.also

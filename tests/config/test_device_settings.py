@@ -81,3 +81,12 @@ def test_what_may_be_given_is_said_in_words() -> None:
     assert BY_KEY["kv"].values == ("fp32", "fp16", "int8")
     assert BY_KEY["sim_vram"].values == ("GIB",)
     assert made("x", "switch", "model", "X.").values == ()
+
+
+def test_the_pace_of_a_cache_has_defaults_and_bounds() -> None:
+    settings = resolve({}, {})
+    assert (settings.adapt_every, settings.adapt_swaps) == (4, 96)
+    assert resolve({"adapt_every": "0"}, {"STRATA_ADAPT_SWAPS": "7"}).adapt_swaps == 7
+    for key, value in (("adapt_every", "-1"), ("adapt_swaps", "0"), ("adapt_every", "often")):
+        with pytest.raises(UsageError, match=f"--{key.replace('_', '-')}"):
+            resolve({key: value}, {})

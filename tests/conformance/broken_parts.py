@@ -16,6 +16,7 @@ from strata_core.kernels.exact_kernels import EXACT_KERNELS, matrices
 from strata_core.kernels.interpreter import Interpreter
 from strata_core.memory.address import bytes_at
 from strata_core.memory.host import HostAllocator
+from strata_core.sources import sliced_pinned
 from strata_core.sources.arena import Arena
 from strata_core.testing.conformance import AllocatorSuite, BackendSuite, SourceSuite
 
@@ -195,6 +196,57 @@ class StableAddressesMove(SourceSuite):
                 parts = self.experts.layouts[layer].parts
                 table[index] = [copy.ctypes.data + p.offset for p in parts]
             return table
+
+    def make(self, context):
+        return self.Source(context)
+
+
+class Moving:
+    """The resident experts, so that a fake breaks one rule of moves only."""
+
+    def __init__(self, context):
+        self.experts = context.experts
+        self.real = sliced_pinned.build(context)
+        for name in ("begin_layer", "view", "addresses", "read_into", "release", "close"):
+            setattr(self, name, getattr(self.real, name))
+
+    def begin_demote(self, expert):
+        return self.real.begin_demote(expert)
+
+    def begin_promote(self, expert):
+        return self.real.begin_promote(expert)
+
+    def commit(self, move):
+        self.real.commit(move)
+
+    def abort(self, move):
+        self.real.abort(move)
+
+
+class ShownBeforeTheCopyLanded(SourceSuite):
+    FOUND_BY = "test_nothing_of_a_move_is_seen_before_its_commit"
+
+    class Source(Moving):
+        def begin_demote(self, expert):
+            move = super().begin_demote(expert)
+            if move is not None:
+                self.real.commit(move)
+            return move
+
+        def commit(self, move):
+            if move.kind == "promote":
+                self.real.commit(move)
+
+    def make(self, context):
+        return self.Source(context)
+
+
+class AbortedMovesKeepTheirRoom(SourceSuite):
+    FOUND_BY = "test_an_aborted_move_changes_nothing"
+
+    class Source(Moving):
+        def abort(self, move):
+            pass
 
     def make(self, context):
         return self.Source(context)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-BROKEN = HERE / "broken_parts.py"
+BROKEN = (HERE / "broken_parts.py", HERE / "broken_runtimes.py")
 ROOT = HERE.parents[1]
 
 # Run as a plugin of the inner pytest: keeps the tests that must find something, and writes
@@ -52,7 +52,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     paths = os.pathsep.join([str(folder), str(ROOT)])
     result = folder / "result.json"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "-c", os.devnull, str(BROKEN)],
+        [sys.executable, "-m", "pytest", *options, "-c", os.devnull, *map(str, BROKEN)],
         cwd=folder,
         # With CI set, pytest writes whole differences out, which must not take long either.
         env={**os.environ, "PYTHONPATH": paths, "BROKEN_PARTS_RESULT": str(result), "CI": "true"},
@@ -69,7 +69,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 def broken_parts() -> dict[str, str]:
     """Name of every broken part with the test that must find it."""
     parts, name = {}, ""
-    for line in BROKEN.read_text().splitlines():
+    for line in "".join(file.read_text() for file in BROKEN).splitlines():
         if line.startswith("class "):
             name = line.removeprefix("class ").split("(")[0]
         elif line.startswith("    FOUND_BY = "):
@@ -83,4 +83,7 @@ def test_a_broken_part_is_found(failed: dict[str, list[str]], part: str, test: s
 
 
 def test_there_are_broken_parts_of_every_role() -> None:
-    assert len(broken_parts()) >= 8
+    kinds = {"SourceSuite", "AllocatorSuite", "BackendSuite", "Broken"}
+    lines = "".join(file.read_text() for file in BROKEN)
+    assert kinds == {suite for suite in kinds if f"({suite}):\n    FOUND_BY" in lines}
+    assert len(broken_parts()) >= 24

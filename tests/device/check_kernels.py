@@ -23,6 +23,7 @@ from attention_cases import all_attention_cases  # noqa: E402
 from buffer_cases import buffer_cases  # noqa: E402
 from fused_cases import fused_cases  # noqa: E402
 from kernel_bench import Bench, difference  # noqa: E402
+from prompt_cases import prompt_cases  # noqa: E402
 from weight_cases import weight_cases  # noqa: E402
 
 from strata_core.errors import StrataError  # noqa: E402
@@ -89,7 +90,8 @@ def main() -> int:
     options.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "strata-check")
     options.add_argument("--on", choices=("device", "host"), default="device")
     asked = options.parse_args()
-    cases = [*buffer_cases(), *weight_cases(), *all_attention_cases(), *fused_cases()]
+    cases = [*buffer_cases(), *weight_cases(), *all_attention_cases()]
+    cases += [*fused_cases(), *prompt_cases()]
     cases = [case for case in cases if case.key.name.startswith(asked.only)]
     on_host = asked.on == "host"
     start = time.perf_counter()

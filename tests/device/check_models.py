@@ -1,8 +1,9 @@
 """Models on a device against the CPU backend: the bits of all logits, for every lane, and times.
 
 Each model runs with its experts on the CPU, half in slots, all in slots (one graph a round), and
-with misses over the link from pinned memory. Prints a line for each and leaves with 1 if one
-differs. The times are of decode rounds of one token, for orientation.
+with misses over the link from pinned memory; in windows, and in chunks of prompts. Prints a line
+for each and leaves with 1 if one differs. The times are of decode rounds of one token, for
+orientation.
 
 Run: python tests/device/check_models.py MODEL... [--on sim] [--tokens N] [--cache FOLDER]
 """
@@ -54,7 +55,7 @@ class Quiet:
         pass
 
 
-def window(ids, start, slot):
+def window(ids, start, slot, kind="window"):
     """The window of some ids, all logits wanted."""
     ids = np.asarray(ids, np.int32)
     count = len(ids)
@@ -65,15 +66,16 @@ def window(ids, start, slot):
         positions=positions,
         slots=np.full(count, slot, np.int32),
         logits_rows=rows,
-        kernel_class="window",
+        kernel_class=kind,
     )
 
 
-def run(executor, ids, size, rounds):
+def run(executor, ids, size, rounds, kind="window"):
     """(logits of all positions, median milliseconds of a round of one token)."""
     slot = executor.open_sequence()
     rows = [
-        executor.run(window(ids[i : i + size], i, slot)).copy() for i in range(0, len(ids), size)
+        executor.run(window(ids[i : i + size], i, slot, kind)).copy()
+        for i in range(0, len(ids), size)
     ]
     times = []
     for i in range(rounds):
@@ -141,8 +143,8 @@ class Check:
             executor.close()
             backend.close()
 
-    def device(self, options, pinned, size):
-        """Logits of a variant, in windows of `size`."""
+    def device(self, options, pinned, size, kind):
+        """Logits of a variant, in windows of `size`, of the kernels' class `kind`."""
         context = self.context(**options)
         backend = device_backend(context, self.asked.on)
         executor = source = allocator = None
@@ -157,7 +159,7 @@ class Check:
             else:
                 source = MappedFile(self.checkpoint.experts)
             executor = self.bound(backend, source)
-            return run(executor, self.ids, size, self.asked.rounds)
+            return run(executor, self.ids, size, self.asked.rounds, kind)
         finally:
             for thing in (executor, source, allocator, backend):
                 if thing is not None:
@@ -170,10 +172,10 @@ def check(path, asked) -> int:
     wanted, ms = mine.cpu()
     print(f"{path}: CPU {digest(wanted)}, {ms:.2f} ms a round", flush=True)
     for what, options, pinned in variants(mine.checkpoint):
-        for size in (1, 5, 8):
-            label = f"  {what}, windows of {size}"
+        for size, kind in (*((n, "window") for n in (1, 5, 8)), (7, "prompt"), (64, "prompt")):
+            label = f"  {what}, {kind}s of {size}"
             try:
-                got, ms = mine.device(options, pinned, size)
+                got, ms = mine.device(options, pinned, size, kind)
             except StrataError as error:
                 wrong += 1
                 print(f"{label}: {' | '.join(str(error).splitlines())}", flush=True)

@@ -18,21 +18,27 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from attrs import frozen
 
-from identity import experts_of, prompts_of, run
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "plugins/hip")]
 
-import strata_core
-from strata_core.checkpoint.open import open_checkpoint
-from strata_core.engine.messages import Finished
-from strata_core.errors import StrataError
+import strata_core  # noqa: E402
+from strata_core.checkpoint.open import open_checkpoint  # noqa: E402
+from strata_core.config import resolve_arguments  # noqa: E402
+from strata_core.engine.messages import Finished  # noqa: E402
+from strata_core.errors import StrataError  # noqa: E402
+from strata_core.verify.identity import prompts_of, prove, subject  # noqa: E402
+from strata_core.verify.ways import ways  # noqa: E402
 
 KJV = ("kjv-Q4_K_M.gguf", "kjv-Q8_0.gguf", "kjv-Q4_0.gguf", "kjv-MXFP4.gguf", "")
 TINY = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral")
-WAYS = (("half", "arena"), ("half", "sliced-pinned"), ("0", "arena"), ("auto", "arena"))
-"""Size of the cache of experts, and where the others lie."""
+WAYS = (
+    "arena, cache half", "path 1, cache half", "path 3, cache half", "arena, cache 0",
+    "arena, cache all",
+)  # fmt: skip
+"""Of the ways that `strata verify` knows."""
 
 TURNS, TOKENS = 7, 200
 LOWEST = 0.95
@@ -46,60 +52,66 @@ def models_of(folder: Path) -> list[Path]:
     return [*mixed, *kjv[len(tiny) :]]
 
 
-def hashes(model: Path, options: dict[str, Any], prompts: dict[str, tuple[int, ...]]):
-    """Of each prompt the first logits and the tokens, or what went wrong."""
+@frozen
+class Cell:
+    """What came of a way on a backend: a verdict in a word, the hash of the first logits, why."""
+
+    verdict: str
+    logits: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        if self.verdict == "equal":
+            return self.verdict
+        return f"{self.verdict.upper()} {self.note[:90]}".rstrip()
+
+
+LATE = "the time was over"
+
+
+def cells(model: Path, backend: str, until: float) -> dict[str, Cell]:
+    """By way what came of it, against the CPU's run."""
+    left = until - time.monotonic()
+    if left <= 0:
+        return dict.fromkeys(WAYS, Cell("skipped", note=LATE))
     try:
-        found = run(model, options, prompts)
-        return {name: (a, b) for name, a, b, _ in found if name != "counters"}
-    except StrataError as problem:  # told as a cell of the table
-        return " ".join(str(problem).split())[:200]
+        found = subject(model, model, resolve_arguments({"backend": backend}))
+        table = ways(found.facts, devices=found.devices, given={"backend": backend})
+        _, rows = prove(found, [way for way in table if str(way) in WAYS], seconds=left)
+    except StrataError as problem:
+        late = time.monotonic() > until
+        note = LATE if late else " ".join(str(problem).split())
+        return dict.fromkeys(WAYS, Cell("skipped" if late else "failed", note=note))
+    return {str(row.way): Cell(row.verdict, row.logits[:16], row.note) for row in rows}
 
 
 def identity(models: Sequence[Path], backends: Sequence[str], until: float) -> tuple[int, int]:
-    """Print the table; ways that differ, and ways that were not reached."""
+    """Print the table; the ways that are not equal on both, and those that were not reached."""
     different = left = 0
     for model in models:
-        if time.monotonic() > until:
-            left += len(WAYS)
-            continue
-        hyper = open_checkpoint(model).hyper
-        prompts = prompts_of(hyper.vocabulary, long=False)
-        if hyper.context < 100:
-            prompts = {"short": prompts["short"], "sampled": prompts["sampled"][:12]}
-        expected = hashes(model, {"backend": "cpu"}, prompts)
-        for cache, source in WAYS:
-            if time.monotonic() > until:
+        begin = time.monotonic()
+        found = {backend: cells(model, backend, until) for backend in backends}
+        name = f"{model.parent.name}/{model.name}" if model.suffix else model.name
+        for way in WAYS:
+            row = [found[backend].get(way, Cell("missing")) for backend in backends]
+            verdicts = {cell.verdict for cell in row}
+            logits = sorted({cell.logits for cell in row})
+            if "skipped" in verdicts:
                 left += 1
-                continue
-            size = str(experts_of(model) // 2) if cache == "half" else cache
-            options = {"expert_cache": size, "source": source}
-            begin = time.monotonic()
-            found = {b: hashes(model, {**options, "backend": b}, prompts) for b in backends}
-            told = [f"{b} {verdict(found[b], expected)}" for b in backends]
-            different += any(not text.endswith(" equal") for text in told)
-            name = f"{model.parent.name}/{model.name}" if model.suffix else model.name
-            first = expected["short"][0] if isinstance(expected, dict) else f"CPU: {expected}"
-            told.append(f"{time.monotonic() - begin:.1f} s")
-            print(f"{name:26} {cache:4} {source:13} {first}", ", ".join(told), flush=True)
+            elif verdicts != {"equal"} or len(logits) > 1:
+                different += 1
+            told = ", ".join(f"{b} {cell}" for b, cell in zip(backends, row, strict=True))
+            print(f"{name:24} {way:19} {'/'.join(logits):16} {told}", flush=True)
+        print(f"{name:24} in {time.monotonic() - begin:.1f} s", flush=True)
     return different, left
-
-
-def verdict(found: Any, expected: Any) -> str:
-    """Equal, or which prompts differ, or the error."""
-    if isinstance(found, str):
-        return f"FAILS {found}"
-    if isinstance(expected, str):
-        return "has nothing to equal"
-    if found == expected:
-        return "equal"
-    return f"DIFFERS in {[name for name in found if found[name] != expected.get(name)]}"
 
 
 def speed(model: Path, backends: Sequence[str], until: float) -> float | None:
     """Decode in turn, both loaded; the second's median over the first's, None if not reached."""
     if time.monotonic() > until:
         return None
-    ids = prompts_of(open_checkpoint(model).hyper.vocabulary, long=False)["short"]
+    hyper = open_checkpoint(model).hyper
+    (ids, *_) = (prompt.ids for prompt in prompts_of(hyper.vocabulary, hyper.context))
     rates: dict[str, list[float]] = {backend: [] for backend in backends}
     with ExitStack() as stack:
         loaded = {b: stack.enter_context(strata_core.load(model, backend=b)) for b in backends}

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "device_sources"))
 
 from host_build import HostBuild, host_compiler
 
+from strata_core.interfaces import Window
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.testing.sim import SimHardware, SimRuntime
 from strata_core.testing.sim.host_kernels import HostKernels, pointers
@@ -34,11 +35,23 @@ class Noted:
         self._kernels.run(runtime, device, launch)
 
 
+def prompt(executor):
+    """Logits of all positions, by the kernels of prompts."""
+    window = Window(
+        ids=IDS,
+        positions=np.arange(len(IDS), dtype=np.int32),
+        slots=np.full(len(IDS), executor.open_sequence(), np.int32),
+        logits_rows=np.arange(len(IDS), dtype=np.int32),
+        kernel_class="prompt",
+    )
+    return executor.run(window).copy()
+
+
 def logits(lab, checkpoint, runtime):
     backend = lab.backend(runtime, **OPTIONS)
     executor = lab.bind(backend, checkpoint)
     try:
-        return lab.logits(executor, IDS, size=4)
+        return lab.logits(executor, IDS, size=4), prompt(executor)
     finally:
         lab.check_closed(backend, executor)
 
@@ -54,7 +67,9 @@ def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
         lab, checkpoint, SimRuntime(hardware, host_kernels=kernels, pointers=pointers)
     )
     emulated = logits(lab, checkpoint, HostBuild(noted.keys, tmp_path).runtime())
-    assert {"gate_up", "down", "dispatch", "attention"} <= {key.name for key in noted.keys}
+    assert {"gate_up", "down", "dispatch", "attention", "prompt_down"} <= {
+        key.name for key in noted.keys
+    }
     cpu = lab.cpu(checkpoint, ids=IDS)
-    assert simulated.tobytes() == cpu.tobytes()
-    assert emulated.tobytes() == cpu.tobytes()
+    for found in (*simulated, *emulated):
+        assert found.tobytes() == cpu.tobytes()

@@ -102,7 +102,7 @@ def moved(runtime):
     return link["to_device"], link["from_device"], report["launcher_calls"]
 
 
-def test_hits_move_nothing_over_the_link_but_frame_and_logits(lab, tiny_file, tools):
+def test_hits_move_nothing_over_the_link_but_frame_picks_and_logits(lab, tiny_file, tools):
     checkpoint = tiny_file()
     backend = lab.backend(expert_cache=16)
     executor = lab.bind(backend, checkpoint)
@@ -113,7 +113,8 @@ def test_hits_move_nothing_over_the_link_but_frame_and_logits(lab, tiny_file, to
     to_device, from_device, launches = np.subtract(moved(backend.runtime), before)
     exchange = executor._exchange
     assert to_device == exchange.frame.nbytes < 8192
-    assert from_device == 256 + 4 * checkpoint.hyper.vocabulary + 8
+    picks = 4 * checkpoint.hyper.top_k * len(checkpoint.experts.layouts)
+    assert from_device == 256 + 4 * checkpoint.hyper.vocabulary + 8 + picks
     assert launches == 1
     assert executor.counters()["cpu"] == {"experts": 0, "bytes": 0}
     lab.check_closed(backend, executor)

@@ -28,9 +28,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins/hip"), str(ROOT / "plugins/cuda"), str(HERE)]
 
-from compilers import COMPILERS, Compile, Missing, Needs, NotCompiled, every_key  # noqa: E402
+from compilers import COMPILERS, Compile, Missing, Needs, NotCompiled, every_key, kept  # noqa: E402
 
 from strata_core.errors import StrataError  # noqa: E402
+from strata_core.kernels.code_cache import CodeCache  # noqa: E402
 from strata_core.runtime import KernelKey  # noqa: E402
 
 SKIPPED = 77
@@ -128,11 +129,12 @@ def main() -> int:
     options.add_argument("--sample", action="store_true", help="each kernel once")
     options.add_argument("--compact", action="store_true", help="a line for each kernel name")
     options.add_argument("--jobs", type=int, default=2, help="kernels at once (not with hiprtc)")
+    options.add_argument("--cache", type=Path, help="a folder of what was compiled before")
     asked = options.parse_args()
     if asked.compiler == "hiprtc":
         with_debians()
     try:
-        name, compile_ = COMPILERS[asked.compiler]()
+        tools = COMPILERS[asked.compiler]()
     except (Missing, ImportError) as error:
         print(f"nothing is compiled: {error}")
         return SKIPPED
@@ -140,7 +142,8 @@ def main() -> int:
     work = [(key, arch) for arch in asked.architectures for key in keys]
     if asked.sample:
         work = sample(keys, asked.architectures)
-    print(name, flush=True)
+    print(tools.name, flush=True)
+    compile_, known = kept(tools, CodeCache(asked.cache, print))
     begin, found = time.perf_counter(), []
     if not asked.compact:
         print(COLUMNS.format("kernel", "arch", "registers", "spills", "shared", "private", ""))
@@ -153,7 +156,7 @@ def main() -> int:
     good = [row.needs for row in found if row.needs]
     spilling = sum(bool(needs.spills) for needs in good)
     print(f"{asked.compiler}: {len(good)} of {len(found)} compiled, {spilling} spill")
-    print(f"in {time.perf_counter() - begin:.0f} s")
+    print(f"in {time.perf_counter() - begin:.0f} s, {len(known)} of them known from before")
     return 0 if len(good) == len(found) else 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import os
 import re
 import shutil
@@ -19,11 +20,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import local
 
-from attrs import frozen
+from attrs import asdict, frozen
 from code_object import usages
 
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import StrataError
+from strata_core.kernels.code_cache import CodeCache
 from strata_core.kernels.device.sources import source_of
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
@@ -32,9 +34,10 @@ HERE = Path(__file__).resolve().parent
 KV_TYPES = ("fp32", "fp16", "int8")
 HEAD_DIMS = (64, 80, 128, 256)
 CLANGS = ("clang++-19", "clang++-20", "clang++-21", "clang++")
+WORDS = HERE / "hip_words.h"
 CLANG_OPTIONS = (
     "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib",
-    "-std=c++17", "-O3", "-ffp-contract=off", "-fdeclspec", "-include", str(HERE / "hip_words.h"),
+    "-std=c++17", "-O3", "-ffp-contract=off", "-fdeclspec", "-include", str(WORDS),
 )  # fmt: skip
 
 
@@ -63,6 +66,32 @@ class Needs:
 Compile = Callable[[KernelKey, str], Needs]
 
 
+@frozen
+class Toolchain:
+    """A compiler: its name with the version, what it is told beside the source, what it does."""
+
+    name: str
+    options: tuple[str, ...]
+    compile: Compile
+
+
+def kept(tools: Toolchain, cache: CodeCache) -> tuple[Compile, list[KernelKey]]:
+    """What a kernel needs, from the cache where the same was compiled before; and which were."""
+    found: list[KernelKey] = []
+
+    def run(key: KernelKey, arch: str) -> Needs:
+        name = CodeCache.key(tools.name, arch, *tools.options, source_of(key).text)
+        known = cache.read(name)
+        if known is None:
+            needs = tools.compile(key, arch)
+            cache.write(name, json.dumps(asdict(needs)).encode())
+            return needs
+        found.append(key)
+        return Needs(**json.loads(known))
+
+    return run, found
+
+
 def every_key() -> list[KernelKey]:
     """Every kernel of the table for every parameter; experts' mixed types as files have them."""
     keys = []
@@ -71,7 +100,7 @@ def every_key() -> list[KernelKey]:
         for parameters in itertools.product(*choices):
             if name == "products" and not _mixed(*map(str, parameters)):
                 continue
-            if name == "gate_up" and not _together(*map(str, parameters)):
+            if name.endswith("gate_up") and not _together(*map(str, parameters)):
                 continue
             keys.append(KernelKey(name, parameters))
     return keys
@@ -108,10 +137,10 @@ def _amd(code: bytes, key: KernelKey) -> Needs:
     )
 
 
-def hiprtc() -> tuple[str, Compile]:
-    """The HIP plugin's compiler and its name. Raises Missing."""
+def hiprtc() -> Toolchain:
+    """The HIP plugin's compiler. Raises Missing."""
     from strata_hip.binding import load_binding
-    from strata_hip.compiler import Compiler
+    from strata_hip.compiler import OPTIONS, Compiler
 
     try:
         binding = load_binding()
@@ -120,11 +149,11 @@ def hiprtc() -> tuple[str, Compile]:
     except StrataError as error:
         raise Missing(" ".join(str(error).split())) from error
     name = f"hiprtc of HIP {version} through {binding.package}"
-    return name, lambda key, arch: _amd(compiler.obtain(key, arch).code, key)
+    return Toolchain(name, OPTIONS, lambda key, arch: _amd(compiler.obtain(key, arch).code, key))
 
 
-def clang() -> tuple[str, Compile]:
-    """A plain compiler for AMD's architectures and its name. Raises Missing."""
+def clang() -> Toolchain:
+    """A plain compiler for AMD's architectures. Raises Missing."""
     named = os.environ.get("CLANG")
     found = next(filter(None, map(shutil.which, [named] if named else CLANGS)), None)
     if found is None:
@@ -149,17 +178,18 @@ def clang() -> tuple[str, Compile]:
                 raise NotCompiled(done.stderr)
             return _amd(target.read_bytes(), key)
 
-    return version.stdout.splitlines()[0], run
+    options = (*CLANG_OPTIONS[:-1], WORDS.read_text("utf-8"))
+    return Toolchain(version.stdout.splitlines()[0], options, run)
 
 
 def _beside(compiler: str) -> str:
     return os.pathsep.join([str(Path(compiler).resolve().parent), os.environ.get("PATH", "")])
 
 
-def nvrtc() -> tuple[str, Compile]:
-    """The CUDA plugin's compiler over NVRTC's wheel, and its name. Raises Missing."""
+def nvrtc() -> Toolchain:
+    """The CUDA plugin's compiler over NVRTC's wheel. Raises Missing."""
     from strata_cuda.binding import Binding
-    from strata_cuda.compiler import Compiler
+    from strata_cuda.compiler import OPTIONS, Compiler
 
     library = Nvrtc()
     compiler = Compiler(Binding(None, None, library, None))
@@ -171,7 +201,7 @@ def nvrtc() -> tuple[str, Compile]:
         compiler.obtain(key, arch)
         return library.needs()
 
-    return f"NVRTC {version}", run
+    return Toolchain(f"NVRTC {version}", OPTIONS, run)
 
 
 class Nvrtc:
@@ -252,7 +282,7 @@ def needs_of(log: str) -> Needs:
     return Needs(int(used.group(1)), stores + loads, shared, private, f"{used.group(2)} barriers")
 
 
-COMPILERS: dict[str, Callable[[], tuple[str, Compile]]] = {
+COMPILERS: dict[str, Callable[[], Toolchain]] = {
     "hiprtc": hiprtc,
     "clang": clang,
     "nvrtc": nvrtc,

@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from code_object import usages
 from compile_table import SKIPPED, Row, compact
-from compilers import Needs, needs_of
+from compilers import Needs, Toolchain, kept, needs_of
 
+from strata_core.kernels.code_cache import CodeCache
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
@@ -69,6 +70,28 @@ def test_what_the_assembler_says_of_a_kernel():
     for gone in ("Used", "stack frame"):
         with pytest.raises(ValueError, match="does not say"):
             needs_of(SAID.replace(gone, "?"))
+
+
+def test_what_was_compiled_before_is_known_by_all_that_decides_it(tmp_path):
+    done = []
+
+    def tools(name="A 1", options=("-O3",)):
+        return Toolchain(
+            name, options, lambda key, arch: done.append(arch) or Needs(9, 0, 0, 4, "")
+        )
+
+    add, cache = KernelKey("add"), CodeCache(tmp_path, print)
+    for given, arch, known in (
+        (tools(), "x", 0), (tools(), "x", 1), (tools(), "y", 0), (tools(name="A 2"), "x", 0),
+        (tools(options=("-O2",)), "x", 0), (tools(options=("-O2",)), "x", 1),
+    ):  # fmt: skip
+        compile_, found = kept(given, cache)
+        assert compile_(add, arch) == Needs(9, 0, 0, 4, "")
+        assert len(found) == known
+    assert done == ["x", "y", "x", "x"]
+    compile_, _ = kept(tools(), cache)
+    compile_(KernelKey("signal"), "x")
+    assert len(done) == 5
 
 
 def test_the_compact_table_hides_nothing():

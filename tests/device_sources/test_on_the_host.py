@@ -20,6 +20,13 @@ from fused_cases import fused_cases
 from host_build import HostBuild, host_compiler
 from kernel_bench import RECORD, Bench, Buffer, difference, pack_planes, unpack_planes
 from kernel_inputs import activations, records_of
+from prompt_cases import (
+    grouping_cases,
+    prompt_attention_cases,
+    prompt_down_cases,
+    prompt_expert_cases,
+    prompt_linear_cases,
+)
 from weight_cases import down_cases, embed_cases, expert_cases, linear_cases
 
 from strata_core.checkpoint.types import TYPES
@@ -53,6 +60,13 @@ def selected():
         yield from list(attention_cases(kv, head_dim))[1:3]
     yield from merge_cases(80)
     yield from fused_cases(every=False)
+    yield from grouping_cases()
+    for name in ("Q4_K", "Q6_K", "MXFP4", "F16"):
+        yield from list(prompt_linear_cases(name))[-1:]
+        yield from list(prompt_down_cases(name))[1:2]
+        yield from list(prompt_expert_cases(name, name, name))[1:]
+    for kv, head_dim in (("fp32", 16), ("int8", 32), ("fp16", 264)):
+        yield from list(prompt_attention_cases(kv, head_dim))[1:3]
 
 
 CASES = list(selected())

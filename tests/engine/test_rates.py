@@ -92,7 +92,7 @@ def test_memory_of_devices_is_as_planned(model: Path) -> None:
         slots = [item for item in rows["vram0"]["items"] if item["name"] == SLOTS]
         assert len(slots) == 1
         assert slots[0]["actual"] > 0
-        lines = loaded.beside.lines()
+        lines = loaded.beside.lines(loaded.counters)
     assert len(lines) == 1
     assert lines[0].startswith("plan: vram0 ")
 
@@ -122,5 +122,23 @@ def test_the_document_is_json(model: Path) -> None:
     with strata_core.load(model, backend="cpu", source="tiered-file") as loaded:
         list(loaded.generate([1, 2, 3], max_tokens=12, ignore_eos=True))
         document = json.loads(json.dumps(loaded.beside.as_json(loaded.counters), allow_nan=False))
-    assert document["file_bytes_s"] > 0
+        lines = loaded.beside.lines(loaded.counters)
+    file = document["file_bytes_s"]
+    assert file["actual"] > 0
+    assert file["drift"] == pytest.approx(file["actual"] / file["planned"] - 1)
+    assert [line.split(":")[1].split(" ")[1] for line in lines] == ["ram", "decode", "file"]
+    assert "GB/s expected" in lines[2]
     assert document["speed"]["lanes"]["host"]["bytes_a_token"] > 0
+
+
+def test_another_machines_plan_has_none_of_this_ones_rates(model: Path, make_machine) -> None:
+    with strata_core.load(model, backend="cpu", threads=1) as loaded:
+        list(loaded.generate([1, 2, 3], max_tokens=20, ignore_eos=True))
+    machine = make_machine()
+    other = type(machine).from_json(json.loads(json.dumps(machine.to_json())))
+    origins = set()
+    for where in (None, other):
+        plan = strata_core.api.make_plan(model, machine=where, backend="cpu").plan
+        assert plan.speed is not None
+        origins.add(plan.speed.rates["host"].origin)
+    assert origins == {MEASURED, RECORDED}

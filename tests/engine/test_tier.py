@@ -203,6 +203,20 @@ def test_a_profile_counts_what_the_router_chose(tiny_model: Path, tmp_path: Path
     assert read_profile(saved).counts == twice
 
 
+def test_a_profile_serves_a_model_and_its_pack(tiny_model: Path, tmp_path: Path) -> None:
+    class Bar:
+        def __getattr__(self, _name: str) -> Any:
+            return lambda *_: None
+
+    pack = tmp_path / "p"
+    write_pack(open_checkpoint(tiny_model), pack, Bar())
+    for recorded, used in ((tiny_model, pack), (pack, tiny_model)):
+        saved = tmp_path / f"{recorded.name}.json"
+        run(recorded, backend="cpu", expert_profile_save=saved)
+        options = {"source": "tiered-file", "ram_budget": budget(used, 0.4)}
+        assert make_plan(used, expert_profile=saved, **options).plan.reads.learned
+
+
 def test_what_a_run_learned_orders_the_next_ones_tier(tiny_model: Path, own_cache: Path) -> None:
     options = {"source": "tiered-file", "ram_budget": budget(tiny_model, 0.3)}
     with strata_core.load(tiny_model, **options) as model:

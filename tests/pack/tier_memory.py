@@ -56,7 +56,7 @@ with strata_core.load(pack, **options, **json.loads(more)) as model:
     print(json.dumps({
         "peak": own("VmHWM"), "before": before, "planned": plan.tier("ram").need,
         "kept": plan.reads.experts_kept, "in_file": plan.reads.experts_in_file,
-        "read": model.counters["file"], "file_bytes_s": beside["file_bytes_s"],
+        "read": model.counters["file"], "file_bytes_s": beside["file_bytes_s"]["actual"],
         "decode_tok_s": done.rounds / max(done.decode_s, 1e-9),
     }))
 """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_core.plan.devices import Accelerator, Bulk, default_reserve
 from strata_core.plan.explain import does_not_fit, explain, plan_degradations
+from strata_core.plan.moving import Pace
 from strata_core.plan.plan import Plan, PlanRequest, Sizes, Tier, make_plan
 from strata_core.runtime import Device
 
@@ -81,7 +83,7 @@ def test_what_is_left_of_vram_holds_experts() -> None:
     }
     assert plan.fits
     (cache,) = plan.as_json()["caches"]
-    assert cache == {"device": "DEV0", "experts": 262, "nbytes": 524 * MIB}
+    assert cache == {"device": "DEV0", "experts": 262, "nbytes": 524 * MIB, "spare": 0}
     assert "vram0 (DEV0): need 1000.0 MiB, have 1000.0 MiB (of 1000.0 MiB;" in explain(plan)
 
 
@@ -294,3 +296,20 @@ def test_nothing_is_page_locked_where_nothing_is_kept() -> None:
     plan = make_plan(request(1000, more={"source": "mmap"}))
     assert plan.pinning is None
     assert plan.as_json()["pinning"] is None
+
+
+@pytest.mark.parametrize("cache", [None, 100])
+def test_a_moving_cache_has_empty_slots_and_buffers(cache: int | None) -> None:
+    def planned(pace: Pace) -> Plan:
+        asked = request(1000)
+        sizes = evolve(asked.sizes, table=1 * MIB, moving=8 * MIB)
+        accelerator = evolve(asked.accelerator, cache=cache, pace=pace)
+        return make_plan(evolve(asked, sizes=sizes, accelerator=accelerator))
+
+    still, moving = planned(Pace()), planned(Pace(4, 20))
+    assert (still.caches[0].spare, moving.caches[0].spare) == (0, 5)
+    more = tier(moving, "vram0").need - tier(still, "vram0").need
+    assert moving.caches[0].experts - still.caches[0].experts == (-5 if cache is None else 0)
+    assert more == (0 if cache is None else 5 * 2 * MIB)
+    assert held(moving, "pinned")["small buffers"] == held(still, "pinned")["small buffers"] + 9
+    assert "and 5 empty slots" in explain(moving)

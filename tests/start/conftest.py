@@ -39,6 +39,7 @@ class Outcome:
     counters: dict[str, dict[str, int]]
     backends: list[object]
     threads: list[str]
+    paths: tuple[str, ...] = ()
 
     @property
     def runtime(self):
@@ -119,17 +120,18 @@ def run(monkeypatch, kernels, make_machine, tmp_path) -> Iterator[object]:
         monkeypatch.setattr(api, "read_machine", lambda: machine)
         before = set(threading.enumerate())
         given = {"backend": "sim", "threads": 1, "cache_dir": folder, "ram_reserve_gib": 0.0}
-        ids, error, degradations, counters = (), None, (), {}
+        ids, error, degradations, counters, paths = (), None, (), {}, ()
         try:
             with api.load(model, **{**given, **options}) as loaded:
                 events = list(loaded.generate(PROMPT, max_tokens=tokens, ignore_eos=True))
                 ids = events[-1].token_ids
                 degradations = tuple(item.what for item in loaded.degradations)
+                paths = loaded.beside.actual.paths
                 counters = {lane: dict(count) for lane, count in loaded.counters.items()}
         except StrataError as failure:
             error = failure
         left = [t.name for t in set(threading.enumerate()) - before if t.is_alive()]
-        return Outcome(ids, error, degradations, counters, backends, left)
+        return Outcome(ids, error, degradations, counters, backends, left, paths)
 
     return call
 

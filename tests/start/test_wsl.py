@@ -58,6 +58,8 @@ def test_the_plain_order_fails_as_the_original_did_and_the_wsl_order_starts(
     assert started.error is None
     assert started.tokens == alone.tokens
     assert started.counters["helper"]["experts"] > 0
+    assert started.paths, "it says how host memory was had"
+    assert all("page-locked" in path for path in started.paths)
     log = caplog.messages
     contexts = [line for line in log if "context ready" in line]
     assert contexts == [

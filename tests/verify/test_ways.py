@@ -35,8 +35,14 @@ def test_a_backend_with_a_device_has_every_place_with_every_cache() -> None:
     pairs = {(way.place, way.cache) for way in found}
     assert pairs >= {(place.name, cache) for place in PLACES for cache in CACHES}
     counts = {way.cache: way.options["expert_cache"] for way in found if way.place == "arena"}
-    assert counts == {"0": 0, "1": 1, "half": 20, "all": 40}
+    assert counts == {"0": 0, "1": 1, "half": 20, "all": 40, "auto": "auto"}
     assert len(found) >= 40
+    paces = {
+        (way.place, way.options["adapt_every"]) for way in found if "adapt_every" in way.options
+    }
+    assert paces >= {(f"{place.name}, static", 0) for place in PLACES}
+    assert paces >= {(f"{place.name}, adapts each round", 1) for place in PLACES}
+    assert ("arena, adapts every 4 rounds", 4) in paces
     quick = ways(MODEL, devices=(0,), quick=True)
     assert {(way.place, way.cache) for way in quick} == {
         *((place.name, "half") for place in PLACES),

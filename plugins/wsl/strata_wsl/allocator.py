@@ -59,6 +59,11 @@ class WslAllocator:
         """Host memory by the chain pinned, sliced, locked. Raises StrataError."""
         return self._allocator().reserve(nbytes, cuts, purpose)
 
+    def regions(self) -> tuple[Region, ...]:
+        """What is held now, each region once all of its spans are settled."""
+        given = self._given
+        return given.regions() if isinstance(given, pinned.PinnedAllocator) else ()
+
     def release(self, region: Region) -> None:
         """Give a region back."""
         self._allocator().release(region)

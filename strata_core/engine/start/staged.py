@@ -79,8 +79,12 @@ class StagedBackend(Protocol):
         limits: Limits,
         progress: Progress,
         ranking: Sequence[Expert] | None = None,
+        rates: Sequence[float] = (),
     ) -> Staged:
-        """A model's placement, nothing of it done yet."""
+        """A model's placement, nothing of it done yet.
+
+        `rates` is how often a token asks for each expert of `ranking`, where that is known.
+        """
 
     def bind(
         self,

@@ -336,11 +336,6 @@ class Emit:
         pointer = self.b.inttoptr(address.raw, POINTER)
         return V(self, self.b.load_atomic(pointer, order, 8, typ=I64))
 
-    def store_release(self, value: V, address: V) -> None:
-        """Store an int64 word; earlier accesses of this thread come before it."""
-        pointer = self.b.inttoptr(address.raw, POINTER)
-        self.b.store_atomic(value.raw, pointer, "release", 8)
-
     def fetch_add(self, address: V, value: V | int) -> V:
         """Add to an int64 word in one total order; the value before."""
         pointer = self.b.inttoptr(address.raw, POINTER)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 
@@ -130,6 +130,15 @@ class Serving:
         for number, layer in self._layers.items():
             layer.table[:] = source.stable_addresses(number)
         self._complete = all(layer.table[:, 0].all() for layer in self._layers.values())
+
+    def moved(self, experts: Iterable[Expert]) -> None:
+        """Ask for addresses that a move has changed, where the source tells of no version."""
+        if self.asks:
+            return  # `refresh` does, or each round asks anew
+        for expert in experts:
+            view = self._source.view(expert)
+            self._source.release(expert)
+            self._layers[expert.layer].table[expert.index] = view.parts
 
     def _serve(self) -> None:
         """Acquire the experts of the request; each is in the table before it counts as landed."""

@@ -8,8 +8,11 @@ from contextlib import suppress
 
 import numpy as np
 
+from strata_core.abilities import AdaptiveSource
 from strata_core.builtin import CPU
+from strata_core.cache.adaptive import EXCHANGE_MARGIN, MARGIN, Demand, Timetable
 from strata_core.cache.rank import ranking as evenly
+from strata_core.cache.swaps import Swapper
 from strata_core.errors import Degradation, StrataError
 from strata_core.interfaces import (
     BackendContext,
@@ -25,6 +28,7 @@ from strata_core.interfaces import (
 from strata_core.kernels.cpu.backend import compiler_of, threads_of
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
+from strata_core.kernels.device.adapting import Adaptation, DeviceTable
 from strata_core.kernels.device.cells import Cells
 from strata_core.kernels.device.executor import PATIENCE, DeviceExecutor
 from strata_core.kernels.device.host_lane import HostLane
@@ -107,14 +111,16 @@ class DeviceBackend:
         limits: Limits,
         progress: Progress,
         ranking: Sequence[Expert] | None = None,
+        rates: Sequence[float] = (),
     ) -> Placement:
         """A placement whose steps the caller does; the next `bind` completes it.
 
-        `ranking` orders the experts, the most asked for first (None: spread over the layers).
+        `ranking` orders the experts, the most asked for first (None: spread over the layers);
+        `rates` is how often a token asks for each of them, where that is known.
         """
         if ranking is None:
             ranking = evenly(None, experts.layouts, experts.count)
-        order = Order(program, weights, experts, limits, progress, ranking)
+        order = Order(program, weights, experts, limits, progress, ranking, rates)
         made = Placement(
             self.runtime, self.ledger, self.options, order, self._tokens, self._degrade
         )
@@ -162,6 +168,7 @@ class DeviceBackend:
             self._patience,
             np.zeros(2, np.int64),
         )
+        prompts = placement.prompt_path(source, self._patience)
         host = HostLane(model, exchange, experts, source, self._library, self._pool.threads)
         try:
             split = self._split(placement, cells, host)
@@ -183,11 +190,13 @@ class DeviceBackend:
         )
         executor = DeviceExecutor(
             maker,
+            prompts,
             placement.rooms,
             experts,
             self._library,
             self._pool,
             lambda: self._drop(placement),
+            self._adaptation(placement, experts, source, cells, host),
         )
         progress.start("compiling kernels", 0)
         try:
@@ -199,6 +208,49 @@ class DeviceBackend:
         finally:
             progress.done()
         return executor
+
+    def _adaptation(
+        self,
+        placement: Placement,
+        experts: ExpertFiles,
+        source: Source,
+        cells: Cells,
+        host: HostLane,
+    ) -> Adaptation | None:
+        """What keeps the first device's cache in step; None where nothing is to move."""
+        moving, pool = placement.moving, placement.pool
+        if moving is None or pool is None:
+            return None
+        layouts = {layer: experts.layouts[layer] for layer in placement.model.routed}
+        demand = Demand.of(layouts, experts.count, placement.order.ranking, placement.order.rates)
+        for expert in placement.resident:
+            demand.bar(expert, barred=expert not in pool.places)
+        demand.inside[[demand.number(expert) for expert in pool.places]] = True
+        table = DeviceTable(
+            runtime=self.runtime,
+            stream=placement.stream,
+            cells=cells,
+            mirror=moving.mirror,
+            target=moving.target,
+            nbytes=moving.nbytes,
+            layouts=experts.layouts,
+            source=source,
+            host=host,
+            linked=bool(self.options.link_share),
+        )
+        swapper = Swapper(
+            runtime=self.runtime,
+            pool=pool,
+            layouts=experts.layouts,
+            source=source,
+            table=table,
+            demand=demand,
+            degrade=self._degrade,
+            patience=self._patience,
+            buffers=list(moving.buffers),
+        )
+        margin = EXCHANGE_MARGIN if isinstance(source, AdaptiveSource) else MARGIN
+        return Adaptation(Timetable(self.options.pace, demand, margin), swapper, table)
 
     def _split(self, placement: Placement, cells: Cells, host: HostLane) -> Split:
         """The split of misses that was asked for, or the one that the lanes' rates make best."""

@@ -21,9 +21,15 @@ Aliases = Mapping[Expert, tuple[int, int, int]]
 
 @define(eq=False)
 class Cells:
-    """The table on the host, CELL [experts] by layer."""
+    """The table on the host, CELL [experts] by layer.
+
+    `moving`: any expert may have to be computed elsewhere in a later version. `places_linked`: what
+    is in no slot of this device is reached over the link then too, wherever it lies.
+    """
 
     layers: dict[int, NDArray[np.void]]
+    moving: bool = False
+    places_linked: bool = False
     version: int = field(default=0)
 
     @classmethod
@@ -47,11 +53,25 @@ class Cells:
             layers[expert.layer]["alias"][expert.index] = parts
         return cls(layers)
 
+    def fill(self, expert: Expert, parts: tuple[int, int, int]) -> None:
+        """The expert's matrices are at these addresses in the device's memory."""
+        self.layers[expert.layer]["slot"][expert.index] = parts
+
+    def empty(self, expert: Expert) -> None:
+        """The expert is in no slot."""
+        self.layers[expert.layer]["slot"][expert.index] = 0
+
+    def link(self, expert: Expert, parts: tuple[int, int, int] | None) -> None:
+        """The device finds the expert at these addresses over the link; None: it does not."""
+        self.layers[expert.layer]["alias"][expert.index] = parts or 0
+
     def shared_layers(self, *, link_takes_all: bool) -> frozenset[int]:
         """Layers in which the CPU or a helper may have to compute.
 
         `link_takes_all`: every miss that has an alias goes over the link.
         """
+        if self.moving and not (link_takes_all and self.places_linked):
+            return frozenset(self.layers)
         found = set()
         for layer, table in self.layers.items():
             own = table["slot"][:, 0] != 0
@@ -63,6 +83,8 @@ class Cells:
 
     def host_layers(self, *, link_takes_all: bool) -> frozenset[int]:
         """Layers in which the CPU may have to compute."""
+        if self.moving and not (link_takes_all and self.places_linked):
+            return frozenset(self.layers)
         found = set()
         for layer, table in self.layers.items():
             elsewhere = (table["slot"][:, 0] != 0) | (table["helper"] != 0)

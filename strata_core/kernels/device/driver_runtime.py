@@ -77,7 +77,7 @@ class DriverRuntime:
         count = len(self.devices())
         if not 0 <= device < count:
             raise DeviceError(
-                f"{verb} failed",
+                f"open a context on {self._named(device)} failed",
                 f"there are {count} devices",
                 "name a device that `strata doctor` lists",
             )

@@ -85,12 +85,18 @@ def exchange_regions(shape: Shape) -> Regions:
     words = shape.layers * (1 + MOST_HELPERS) + 1
     regions.add("words", LINE * words)
     regions.add("x", 4 * shape.tokens * shape.inputs)
-    for name in ("picks", "lanes", "host"):
+    regions.add("picks", picks_of(shape, shape.layers))
+    for name in ("lanes", "host"):
         regions.add(name, 4 * shape.entries)
     regions.add("host_rows", 4 * shape.entries * shape.outputs)
     regions.add("result", STATUS_BYTES + 4 * shape.tokens * shape.vocabulary)
     regions.add("helper status", LINE * MOST_HELPERS)
     return regions
+
+
+def picks_of(shape: Shape, layer: int) -> int:
+    """Offset in "picks" of those of the `layer`-th routed layer; each layer's stay for the host."""
+    return 4 * shape.entries * layer
 
 
 def word(shape: Shape, layer: int, helper: int = 0) -> int:

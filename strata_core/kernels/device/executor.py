@@ -1,4 +1,4 @@
-"""A program bound to a device: windows in pieces, rounds by mode, sequences, counters, failures."""
+"""A program bound to a device: windows in pieces, prompts, rounds by mode, sequences, failures."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
+from strata_core.kernels.device.adapting import Adaptation
 from strata_core.kernels.device.exchange import LINE, MOST_HELPERS
 from strata_core.kernels.device.kv import KvRoom, KvRooms
 from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYTES
 from strata_core.kernels.device.lower import Mode
+from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.rounds import Maker, Round
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.held import undo_all
@@ -41,16 +43,19 @@ class DeviceExecutor:
     def __init__(
         self,
         maker: Maker,
+        prompts: PromptPath,
         rooms: KvRooms,
         experts: ExpertFiles,
         library: Library,
         pool: Pool,
         on_close: Callable[[], None],
+        adaptation: Adaptation | None = None,
     ) -> None:
         self._maker, self._rooms, self._files = maker, rooms, experts
+        self._prompts = prompts
         self._model, self._exchange = maker.model, maker.places.exchange
         self._run_step, self._pool = library.runner(), pool
-        self._on_close = on_close
+        self._on_close, self._adaptation = on_close, adaptation
         self._rounds: dict[Mode, Round] = {}
         self._slots: dict[int, KvRoom] = {}
         self._number = 0
@@ -66,6 +71,10 @@ class DeviceExecutor:
         self._status = words.view(np.uint32)[:1]
         lines = self._exchange.array("helper status", np.uint32, MOST_HELPERS, LINE // 4)
         self._helper_status = lines[:, 0]
+        layers, each = len(self._model.routed), self._model.experts
+        self._picked = self._exchange.array("picks", np.int32, layers, self._exchange.shape.entries)
+        self._first_number = np.arange(layers, dtype=np.int64)[:, None] * each
+        self._totals = np.zeros(layers * each, np.int64)
 
     # sequences
 
@@ -90,7 +99,7 @@ class DeviceExecutor:
     # running
 
     def run(self, window: Window) -> NDArray[np.float32]:
-        """Compute one window; window and prompt kernels are the same here."""
+        """Compute one window: a prompt's as one chunk, others in pieces of a few tokens."""
         tokens, wanted = len(window.ids), len(window.logits_rows)
         limits = self._model.limits
         if tokens > limits.tokens or wanted > limits.logits:
@@ -101,8 +110,14 @@ class DeviceExecutor:
             )
         # rows of one's own: the device's are given back with the executor, while a caller may look
         logits = self._logits[:wanted]
+        if window.kernel_class == "prompt" and len(np.unique(window.slots)) == 1:
+            logits[:] = self._prompt(window)
+            return logits
+        self._prompts.restore()
+        # a prompt wants the logits of its last token at most
+        decoding = wanted == tokens and window.kernel_class == "window"
         if 0 < tokens <= self._model.tokens and wanted <= 1:
-            logits[:] = self._piece(window)
+            logits[:] = self._piece(window, decoding=decoding)
             return logits
         for start in range(0, tokens, self._model.tokens):
             stop = min(start + self._model.tokens, tokens)
@@ -115,7 +130,23 @@ class DeviceExecutor:
                 logits_rows=rows - start,
                 kernel_class=window.kernel_class,
             )
-            logits[here] = self._piece(piece)[back]
+            logits[here] = self._piece(piece, decoding=decoding)[back]
+        return logits
+
+    def _prompt(self, window: Window) -> NDArray[np.float32]:
+        self._settle()
+        if self._adaptation is not None and not self._adaptation.rest():
+            raise EngineError(
+                "experts are still on their way into the cache, whose slots a prompt needs",
+                f"the copies did not come to an end within {self._maker.hand.bound:g} s",
+                "look at the system's log for errors of the device, and start again",
+            )
+        self._number += 1
+        places = [self._slots[int(s)].place for s in window.slots]
+        logits = self._prompts.run(window, places, self._number)
+        for row, layer in zip(self._totals.reshape(-1, self._model.experts),
+                              self._model.routed, strict=True):  # fmt: skip
+            row += self._prompts.picked(layer)
         return logits
 
     def prepare(self, mode: Mode) -> Round:
@@ -128,6 +159,7 @@ class DeviceExecutor:
         """Make the rounds of a token and of the largest window, so that kernels are compiled."""
         self.prepare(Mode(1, 1, 1))
         self.prepare(Mode(self._model.tokens, 0, 1))
+        self._prompts.prepare()
 
     def mode_of(self, window: Window) -> Mode:
         """The mode that a window of at most the kernels' tokens runs in.
@@ -139,7 +171,7 @@ class DeviceExecutor:
         splits = min(1 << (longest - 1).bit_length(), self._model.splits(0))
         return Mode(tokens, wanted if wanted <= 1 else tokens, splits)
 
-    def _piece(self, window: Window) -> NDArray[np.float32]:
+    def _piece(self, window: Window, *, decoding: bool) -> NDArray[np.float32]:
         self._settle()
         wanted = len(window.logits_rows)
         mode = self.mode_of(window)
@@ -160,7 +192,18 @@ class DeviceExecutor:
         latched = self._latched()
         if latched != NOTHING_LATCHED:
             raise not_finite(self._model.program, self._files, latched)
+        self._count(mode.tokens, decoding=decoding)
         return self._rows[:wanted]
+
+    def _count(self, tokens: int, *, decoding: bool) -> None:
+        """A round is over: count what its routers chose, and let the cache follow a decode round.
+
+        Prompts are counted, but the cache does not follow them: the experts of decoding stay.
+        """
+        asked = (self._picked[:, : tokens * self._model.shape.top_k] + self._first_number).ravel()
+        self._totals += np.bincount(asked, minlength=len(self._totals))
+        if decoding and self._adaptation is not None:
+            self._adaptation.after(asked)
 
     def _run_round(self, ready: Round) -> None:
         if ready.schedule is not None:
@@ -227,7 +270,17 @@ class DeviceExecutor:
                 total = totals[names.get(lane, "helper")]
                 total["experts"] += count
                 total["bytes"] += count * self._model.layouts[layer].nbytes
+        totals["hit"]["experts"] += self._prompts.counts["entries"]
+        totals["hit"]["bytes"] += self._prompts.counts["bytes"]
+        totals.update(self._prompts.counters())
+        if self._adaptation is not None:
+            totals.update(self._adaptation.counters())
         return totals
+
+    def picks(self) -> Mapping[int, NDArray[np.int64]]:
+        """How often each expert was chosen so far, by layer; any thread may ask."""
+        rows = self._totals.reshape(len(self._model.routed), -1).copy()
+        return dict(zip(self._model.routed, rows, strict=True))
 
     def asked(self) -> Mapping[str, int]:
         """Experts that the CPU's lane had to ask the source for."""
@@ -260,7 +313,9 @@ class DeviceExecutor:
         runtime = self._maker.runtime
         graphs = [graph for ready in self._rounds.values() for graph in ready.graphs]
         self._rounds.clear()
-        steps: list[Callable[[], None]] = [self._settle, self._maker.host.close]
+        steps: list[Callable[[], None]] = [self._settle, self._prompts.close]
+        steps += [self._maker.host.close]
+        steps += [self._adaptation.close] if self._adaptation else []
         steps += [partial(runtime.destroy_graph, graph) for graph in graphs]
         steps += [helper.forget for helper in self._maker.helpers]
         undo_all(runtime, [*steps, self._on_close])

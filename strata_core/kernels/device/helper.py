@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from strata_core.cache.slots import SlotPool
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.capture import capture, kernels_of
+from strata_core.kernels.device.exchange import picks_of
 from strata_core.kernels.device.layout import HELPER
 from strata_core.kernels.device.lower import Copy, Fill, Item, Places
 from strata_core.kernels.device.table import gate_up_warps, make_launch
@@ -82,10 +83,11 @@ class HelperLowering:
         at, seen = self.places.regions.at, self.places.seen
         gate, up, down = self.model.layouts[layer].parts
         x, out = buffer_of(op, "x"), buffer_of(op, "out")
+        ordinal = self.model.routed.index(layer)
         count = self.tokens * self.model.shape.top_k
         claim = make_launch(
             "claim",
-            mail_picks=seen("picks"),
+            mail_picks=seen("picks", picks_of(self.places.exchange.shape, ordinal)),
             mail_lanes=seen("lanes"),
             cells=at(f"cells {layer}"),
             entries=at("entries"),

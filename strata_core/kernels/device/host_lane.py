@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from attrs import evolve
 
 from strata_core.interfaces import ExpertFiles, Source
 from strata_core.kernels.cpu.frame import Frame
@@ -40,7 +41,7 @@ class HostLane:
         self._model = model
         self._library, self._threads = library, threads
         storage = Storage()
-        program, limits = model.program, model.limits
+        program, limits = model.program, evolve(model.limits, tokens=model.tokens)
         self._frame = Frame(storage, limits, program.rope, program.top_k)
         self.status = storage.zeros((1,), np.uint32)
         self._work = Workspace(storage, limits, program.top_k, self.status)

@@ -48,6 +48,12 @@ CELL = np.dtype(
 `alias`: in host memory as this device addresses it; zeros where it is not there. `helper`: the
 device (1 to 3) whose cache holds it, or 0."""
 
+WAVE = np.dtype(
+    [("gate", "<u8"), ("up", "<u8"), ("down", "<u8"), ("expert", "<i4"), ("unused", "<i4")]
+)
+"""One expert of a wave of a prompt's layer, 32 bytes: addresses of its matrices in this device's
+memory, and its index. The waves of a layer follow each other in one table."""
+
 PLACE_FIELDS = ("k", "v", "k_scales", "v_scales")
 """uint64 fields of a token's place: addresses of its sequence's keys and values, [layers, context,
 width] in the KV type, and for int8 of their half scales, [layers, context, width / 32]."""

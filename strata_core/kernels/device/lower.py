@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from strata_core.errors import CheckpointError
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.cpu.workspace import Dense
-from strata_core.kernels.device.exchange import Exchange, word
+from strata_core.kernels.device.exchange import Exchange, picks_of, word
 from strata_core.kernels.device.layout import STATUS_BYTES
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.table import gate_up_warps, make_launch
@@ -384,7 +384,7 @@ class Lowering:
         seen = self.places.seen
         mail = {
             "mail_x": seen("x"),
-            "mail_picks": seen("picks"),
+            "mail_picks": seen("picks", picks_of(self.places.exchange.shape, self._ordinal)),
             "mail_lanes": seen("lanes"),
             "mail_host": seen("host"),
             "mail_word": self.places.seen_word(self._ordinal) if layer in self.shared else 0,

@@ -10,6 +10,7 @@ from attrs import frozen
 from strata_core.cache.amount import Amount, Wish
 from strata_core.errors import UsageError
 from strata_core.kernels.device.exchange import MOST_HELPERS
+from strata_core.plan.moving import Pace
 from strata_core.runtime import Device
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -21,7 +22,8 @@ class DeviceOptions:
 
     `cache` and `helper_caches` say how many experts each holds, `budget` the most bytes to take of
     the first device, `link_share` the part of the misses that goes over the link: 0 to 1, or "auto"
-    for the split by which link and CPU end at the same time.
+    for the split by which link and CPU end at the same time. `pace` is how fast experts of the
+    first device's cache change places with others.
     """
 
     device: int
@@ -30,6 +32,7 @@ class DeviceOptions:
     helper_caches: tuple[Wish, ...]
     budget: int | None
     link_share: float | Literal["auto"]
+    pace: Pace
 
     @property
     def wanted_helpers(self) -> tuple[int, ...]:
@@ -62,6 +65,7 @@ def read_options(options: Mapping[str, Any], devices: Sequence[Device]) -> Devic
         helper_caches=tuple(wishes),
         budget=None if budget is None else int(float(budget) * GIB),
         link_share="auto" if share in (None, "auto") else float(share),
+        pace=Pace.of(options),
     )
 
 

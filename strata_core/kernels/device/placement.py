@@ -13,10 +13,12 @@ from functools import partial
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from strata_core.cache.amount import Wish, choose, scarcity
+from strata_core.abilities import AdaptiveSource
+from strata_core.cache.amount import Wish, choose, few_buffers, no_spares, scarcity
 from strata_core.cache.fill import fill_slots
-from strata_core.cache.slots import SlotPool, make_slots
+from strata_core.cache.slots import SlotPool, beside_spares, make_slots
 from strata_core.cache.staging import Staging
+from strata_core.cache.swaps import BUFFERS
 from strata_core.errors import Degradation, Refused
 from strata_core.interfaces import (
     Expert,
@@ -28,6 +30,7 @@ from strata_core.interfaces import (
 )
 from strata_core.kernels.cpu.serving import stable_experts
 from strata_core.kernels.cpu.workspace import Dense
+from strata_core.kernels.device.adapting import alias_of
 from strata_core.kernels.device.cells import Aliases, Cells
 from strata_core.kernels.device.dense import (
     Stored,
@@ -40,14 +43,25 @@ from strata_core.kernels.device.dense import (
 from strata_core.kernels.device.exchange import Exchange, Shape
 from strata_core.kernels.device.helper import Helper
 from strata_core.kernels.device.kv import KvRooms
+from strata_core.kernels.device.layout import CELL
 from strata_core.kernels.device.lower import Places
 from strata_core.kernels.device.options import DeviceOptions
+from strata_core.kernels.device.prompt import PromptPath
+from strata_core.kernels.device.prompt_room import PromptRoom, read_from_file
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.split import Table
-from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
+from strata_core.kernels.device.workspace import (
+    Model,
+    cells_bytes,
+    cells_span,
+    helper_regions,
+    main_regions,
+)
 from strata_core.kernels.program import Program, Weight
+from strata_core.memory.address import bytes_at
 from strata_core.memory.held import Held, undo_all
 from strata_core.memory.ledger import Ledger
+from strata_core.plan.moving import spares_by_size
 from strata_core.runtime import Runtime
 
 _log = logging.getLogger("strata.device")
@@ -55,7 +69,10 @@ _log = logging.getLogger("strata.device")
 
 @frozen(eq=False)
 class Order:
-    """A model to place: what `bind` is given, and the experts, the most asked for first."""
+    """A model to place: what `bind` is given, and the experts, the most asked for first.
+
+    `rates` is how often a token asks for each of `ranking`; empty where that is not known.
+    """
 
     program: Program
     weights: Weights
@@ -63,6 +80,20 @@ class Order:
     limits: Limits
     progress: Progress
     ranking: Sequence[Expert]
+    rates: Sequence[float] = ()
+
+
+@frozen
+class Moving:
+    """Page-locked memory for experts that change places: a table of cells, and buffers for blobs.
+
+    The table is at `mirror` and lies as the cells do on the device from `target`, `nbytes` in all.
+    """
+
+    mirror: int
+    target: int
+    nbytes: int
+    buffers: tuple[int, ...]
 
 
 @define(eq=False)
@@ -83,11 +114,14 @@ class Placement:
     pool: SlotPool | None = field(default=None, init=False)
     helpers: list[Helper] = field(factory=list, init=False)
     stream: int = field(default=0, init=False)
+    prompts: PromptRoom = field(init=False)
+    moving: Moving | None = field(default=None, init=False)
     _stored: dict[Weight, Stored] = field(init=False)
     _dense: dict[Weight, Dense] = field(factory=dict, init=False)
     _staging: Staging | None = field(default=None, init=False)
     _streams: list[int] = field(factory=list, init=False)
     _filled: set[str] = field(factory=set, init=False)
+    _mirror_at: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         order = self.order
@@ -103,6 +137,7 @@ class Placement:
             shape=shape,
         )
         self.exchange = Exchange.plan(shape)
+        self.prompts = PromptRoom.of(self.held, self.device, self.model, order.limits.tokens)
         self.rooms = KvRooms(self.held, self.device, order.program, order.limits)
 
     @property
@@ -123,8 +158,12 @@ class Placement:
         """Page-lock what host and devices exchange, and the buffers for filling. Raises Refused."""
         if self.exchange.address:
             return
-        address = self.held.pinned(self.exchange.nbytes, "what the host and the devices exchange")
+        table = cells_bytes(self.model) if self.options.pace.at_once else 0
+        nbytes = self.exchange.nbytes + table + self.prompts.exchange.nbytes
+        address = self.held.pinned(nbytes, "what the host and the devices exchange")
         self.exchange.settle(address)
+        self._mirror_at = address + self.exchange.nbytes
+        self.prompts.exchange.settle(self._mirror_at + table)
         self._ready_staging()
 
     def place_dense(self) -> None:
@@ -141,6 +180,7 @@ class Placement:
         self._dense |= place_weights(self.held, self.device, stored, staging, progress)
         regions = main_regions(self.model, self.exchange)
         self._settle(regions, self.device, self.stream, "buffers of activations")
+        self._settle(self.prompts.regions, self.device, self.stream, "buffers of prompts")
         self.rooms.ready()
         self.regions = regions
 
@@ -163,13 +203,34 @@ class Placement:
         """Take the slots of the first device's cache, empty. Raises Refused."""
         if self.pool is None:
             self.place_dense()
-            self.pool = self._slots(self.device, self.options.cache)
+            self.prompts.take_buffers(self._expected())
+            self.pool = self._slots(self.device, self.options.cache, self.options.pace.at_once)
+            self.prompts.take_missing_buffers(self.pool)
+            self._take_moving()
 
     def fill_cache(self, source: Source) -> None:
         """Read the best experts into the first device's slots. Raises Refused, StrataError."""
         self.make_cache()
         assert self.pool is not None
         self._fill(self.pool, source, self.options.cache)
+
+    def prompt_path(self, source: Source, bound: float) -> PromptPath:
+        """What computes prompts, once all steps are done; `bound`: seconds of a wait at most."""
+        helped = {expert for helper in self.helpers for expert in helper.pool.places}
+        resident = self.resident
+        outside = next((e for e in self.order.ranking if e not in resident), None)
+        slow = read_from_file(source, helped, outside)
+        if slow is not None:
+            self.degrade(slow)
+        return self.prompts.path(
+            (self.stream, self._new_stream(self.device)),
+            self._dense,
+            self.order.experts,
+            source,
+            self._ready_staging(),
+            self.pool,
+            bound,
+        )
 
     def make_helpers(self, devices: Sequence[int] | None = None) -> None:
         """Take slots and workspace of helpers, empty: of those on `devices` (None: of all).
@@ -206,6 +267,8 @@ class Placement:
         pools = {helper.number: helper.pool for helper in self.helpers}
         layouts, count = self.model.layouts, self.model.experts
         cells = Cells.make(layouts, count, self.pool, pools, self._aliases(source))
+        if self.moving is not None:
+            self._mirror(cells, self.moving, source)
         self._put_cells(cells, self.regions, self.device)
         for helper in self.helpers:
             alias = self._alias(helper.device)
@@ -231,8 +294,11 @@ class Placement:
         """
         staging, self._staging = self._staging, None
         streams, self._streams = self._streams, []
-        steps: list[Callable[[], None]] = [staging.close] if staging else []
+        steps: list[Callable[[], None]] = []
+        # a prompt's copies may come from the buffers of the staging
         steps += [partial(self.runtime.synchronize, stream) for stream in streams]
+        steps += [staging.close] if staging else []
+        steps += [self.prompts.close]
         steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]
         undo_all(self.runtime, [*steps, self.held.close])
 
@@ -245,6 +311,38 @@ class Placement:
             self._staging = Staging.make(self.held, largest)
         return self._staging
 
+    def _take_moving(self) -> None:
+        """Take what experts that change places need of the host. Raises Refused."""
+        if self.pool is None or not any(self.pool.spare.values()):
+            return
+        assert self.regions is not None, "the dense weights come first"
+        target, nbytes = cells_span(self.regions, self.model)
+        self.take_small_pins()
+        staging = self._ready_staging()
+        try:
+            purpose = "buffers that experts change places through"
+            address = self.held.pinned(BUFFERS * staging.nbytes, purpose, small=False)
+            buffers = tuple(address + n * staging.nbytes for n in range(BUFFERS))
+        except Refused as error:
+            # those of filling have nothing to do by then
+            buffers = staging.addresses
+            self.degrade(few_buffers(f"{self.runtime.label}{self.device}", len(buffers), error))
+        self.moving = Moving(self._mirror_at, target, nbytes, buffers)
+
+    def _mirror(self, cells: Cells, moving: Moving, source: Source) -> None:
+        """Have the table lie where one copy brings it to the device."""
+        assert self.regions is not None, "it lies there as in the regions"
+        bytes_at(moving.mirror, moving.nbytes)[:] = 0
+        for layer, table in cells.layers.items():
+            if f"cells {layer}" in self.regions:
+                at = moving.mirror + self.regions.at(f"cells {layer}") - moving.target
+                mirrored = bytes_at(at, table.nbytes).view(CELL)
+                mirrored[:] = table
+                cells.layers[layer] = mirrored
+        cells.moving = True
+        fixed = not isinstance(source, AdaptiveSource)
+        cells.places_linked = fixed and all(t["alias"].all() for t in cells.layers.values())
+
     def _new_stream(self, device: int) -> int:
         stream = self.runtime.create_stream(device)
         self._streams.append(stream)
@@ -256,11 +354,25 @@ class Placement:
         self.runtime.fill(regions.base, 0, regions.nbytes, stream)
         self.runtime.synchronize(stream)
 
-    def _slots(self, device: int, wish: Wish) -> SlotPool:
+    def _expected(self) -> int:
+        """Experts that the first device's cache is going to hold."""
+        layouts, wish = self.model.layouts, self.options.cache
+        ranking = self.order.ranking
+        return len(choose(self.runtime, self.ledger, self.device, ranking, layouts, wish))
+
+    def _slots(self, device: int, wish: Wish, at_once: int = 0) -> SlotPool:
         resident = self.resident
         ranking = [e for e in self.order.ranking if e not in resident]
-        layouts = self.model.layouts
+        layouts, each = self.model.layouts, self.model.experts
         chosen = choose(self.runtime, self.ledger, device, ranking, layouts, wish)
+        if wish.amount == "auto":
+            chosen = beside_spares(chosen, layouts, each, at_once)
+        spare = spares_by_size(chosen, layouts, each, at_once)
+        if any(spare.values()):
+            try:
+                return make_slots(self.held, device, chosen, layouts, spare)
+            except Refused as error:
+                self.degrade(no_spares(f"{self.runtime.label}{device}", wish.flag, error))
         try:
             return make_slots(self.held, device, chosen, layouts)
         except Refused as error:
@@ -323,15 +435,15 @@ class Placement:
         if not self.options.link_share:
             return {}
         found = {}
-        resident = self.resident
+        # what is in a slot may leave it, and is then where it is now
+        stays = self.moving is not None and not isinstance(source, AdaptiveSource)
+        resident = frozenset[Expert]() if stays else self.resident
         for layer in self.model.layouts:
             for index in stable_experts(source, layer):
                 expert = Expert(layer, index)
                 if expert in resident:
                     continue
-                view = source.view(expert)
-                source.release(expert)
-                if view.alias is not None:
-                    gate, up, down = (view.alias + p - view.parts[0] for p in view.parts)
-                    found[expert] = (gate, up, down)
+                parts = alias_of(source, expert)
+                if parts is not None:
+                    found[expert] = parts
         return found

@@ -7,14 +7,22 @@ from math import prod
 
 from attrs import frozen
 
+from strata_core.cache.lend import LEAST, own_buffers
+from strata_core.cache.slots import slot_bytes
 from strata_core.cache.staging import BUFFERS, staging_bytes
+from strata_core.cache.swaps import buffer_bytes
 from strata_core.interfaces import BlobLayout, Limits
 from strata_core.kernels.cpu.executor import float_weights
 from strata_core.kernels.device.dense import lone_embedding
 from strata_core.kernels.device.exchange import Exchange, Shape
 from strata_core.kernels.device.layout import MOST_TOKENS
+from strata_core.kernels.device.prompt_lower import (
+    prompt_exchange,
+    prompt_model,
+    prompt_regions,
+)
 from strata_core.kernels.device.regions import Regions
-from strata_core.kernels.device.workspace import Model, helper_regions, main_regions
+from strata_core.kernels.device.workspace import Model, cells_bytes, helper_regions, main_regions
 from strata_core.kernels.program import Program, Weight
 
 
@@ -22,7 +30,9 @@ from strata_core.kernels.program import Program, Weight
 class DeviceSizes:
     """Bytes: `dense` weights with the token embedding, `embedding` of it (0 where it is tied),
     `workspace` of the first device, `helper_workspace` of each other one, `small` page-locked
-    buffers.
+    buffers; `table` and `moving` are those that experts change places through; `prompt` of the
+    first device for a prompt's chunk of `chunk` tokens, and `prompt_buffers` for the experts of
+    prompts where its cache of fewer than `lends` lends none.
     """
 
     dense: int
@@ -30,6 +40,12 @@ class DeviceSizes:
     workspace: int
     helper_workspace: int
     small: int
+    prompt: int
+    prompt_buffers: int
+    chunk: int
+    lends: int
+    table: int
+    moving: int
 
 
 @frozen
@@ -48,7 +64,7 @@ def device_sizes(
     experts: int,
     limits: Limits,
 ) -> DeviceSizes:
-    """The sizes of a model in windows as large as the kernels take."""
+    """The sizes of a model in windows as large as the kernels take, prompts in `limits.tokens`."""
     shape = Shape.of(program, min(MOST_TOKENS, limits.tokens))
     model = Model(
         program=program,
@@ -58,7 +74,7 @@ def device_sizes(
         limits=limits,
         shape=shape,
     )
-    exchange = Exchange.plan(shape)
+    exchange, prompts = Exchange.plan(shape), prompt_model(model, limits.tokens)
     largest = max((layout.nbytes for layout in layouts.values()), default=0)
     floats, lone = float_weights(program), lone_embedding(program)
     dense = Regions()
@@ -70,5 +86,12 @@ def device_sizes(
         embedding=weights[lone].nbytes if lone is not None else 0,
         workspace=main_regions(model, exchange).nbytes,
         helper_workspace=helper_regions(model).nbytes,
-        small=exchange.nbytes + BUFFERS * staging_bytes(largest),
+        small=exchange.nbytes + prompt_exchange(prompts).nbytes + BUFFERS * staging_bytes(largest),
+        prompt=prompt_regions(prompts).nbytes,
+        prompt_buffers=own_buffers(0, experts, len(layouts))
+        * max(map(slot_bytes, layouts.values()), default=0),
+        chunk=limits.tokens,
+        lends=LEAST,
+        table=cells_bytes(model),
+        moving=buffer_bytes(largest),
     )

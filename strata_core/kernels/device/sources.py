@@ -28,6 +28,9 @@ FILES = {
     "products.cu": ("quantise", "linear", "linear_add", "products", "gate_up", "down"),
     "attention.cu": ("kv_append", "attention", "merge", "merge_quantise"),
     "routing.cu": ("route", "assign", "dispatch", "claim"),
+    "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),
+    "prompt_attention.cu": ("prompt_attention",),
+    "prompt_routing.cu": ("prompt_group", "prompt_combine"),
 }  # fmt: skip
 """Which file holds which kernels."""
 

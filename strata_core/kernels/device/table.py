@@ -30,6 +30,7 @@ from strata_core.kernels.device.entry import (
     staged,
 )
 from strata_core.kernels.device.fused_table import FUSED
+from strata_core.kernels.device.prompt_table import PROMPT_KERNELS
 from strata_core.runtime import KernelKey, Launch
 
 
@@ -264,10 +265,10 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
         "different experts: of them the first share[m] (int32) that have an alias, in order of "
         "first appearance, go over the link, the others to the CPU. All entries of an expert take "
         "one lane. Entry i's row is rows + i * outputs * 4 for hits and the link, else host_rows + "
-        "i * outputs * 4. counts: uint64 [LANES], entries of each lane added. Published, where "
-        "mail_word is not 0: x (float32 [tokens, inputs]), picks and lanes (int32 [entries]), "
-        "mail_host (int32 [entries]: the pick where the CPU computes it, else -1); then, behind a "
-        "system fence, *mail_word = *round (int64)",
+        "i * outputs * 4. counts: uint64 [LANES], entries of each lane added. Published: picks "
+        "(int32 [entries]) where mail_picks is not 0; where mail_word is not either, x (float32 "
+        "[tokens, inputs]), lanes (int32 [entries]), mail_host (int32 [entries]: the pick where "
+        "the CPU computes it, else -1); then, behind a system fence, *mail_word = *round (int64)",
     ),
     DeviceKernel(
         name="claim",
@@ -351,6 +352,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
         summary="*word = *value (int64) behind a system fence; word lies in host memory",
     ),
     *(fused.kernel for fused in FUSED.values()),
+    *PROMPT_KERNELS,
 )
 """Every device kernel by name, the fused ones too."""
 

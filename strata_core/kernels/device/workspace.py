@@ -133,7 +133,23 @@ def _expert_regions(regions: Regions, model: Model) -> None:
     for layer in model.routed:
         gate = model.layouts[layer].parts[0]
         regions.add("inner", model.shape.entries * inner_bytes(gate.rows))
+    # side by side, so that one copy brings a new table
+    for layer in model.routed:
         regions.add(f"cells {layer}", CELL.itemsize * model.experts)
+
+
+def cells_span(regions: Regions, model: Model) -> tuple[int, int]:
+    """Where the first layer's cells begin, and the bytes to the end of the last one's."""
+    first, last = (regions.at(f"cells {layer}") for layer in (model.routed[0], model.routed[-1]))
+    return first, last + CELL.itemsize * model.experts - first
+
+
+def cells_bytes(model: Model) -> int:
+    """Bytes of the cells of all layers."""
+    cells = Regions()
+    for layer in model.routed:
+        cells.add(f"cells {layer}", CELL.itemsize * model.experts)
+    return cells.nbytes
 
 
 def row_bytes(type_name: str, columns: int) -> int:

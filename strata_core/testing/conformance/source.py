@@ -17,6 +17,7 @@ from strata_core.errors import Degradation, StrataError
 from strata_core.interfaces import Expert, Source, SourceContext, StableSource, View
 from strata_core.machine import read_machine
 from strata_core.memory.address import bytes_at
+from strata_core.testing.conformance.adaptive_source import AdaptiveSourceTests
 from strata_core.testing.conformance.comparing import same_bytes
 from strata_core.testing.conformance.memory import Silent, WatchedAllocator
 from strata_core.testing.tiny import tiny_hyper, write_tiny_hub
@@ -53,7 +54,7 @@ class Case:
         return self.checkpoint.experts.layouts[expert.layer].nbytes
 
 
-class SourceSuite:
+class SourceSuite(AdaptiveSourceTests):
     """Subclass it and supply `make`; `raw` and `checkpoint` where the defaults do not serve."""
 
     # what a subclass supplies
@@ -97,8 +98,18 @@ class SourceSuite:
         case.source.close()
         case.allocator.close()
 
-    def build(self, model: Checkpoint, *, refuse: int | None = None, pinned: bool = True) -> Case:
-        """Build a source with an allocator of its own, closed again where that fails."""
+    def build(
+        self,
+        model: Checkpoint,
+        *,
+        refuse: int | None = None,
+        pinned: bool = True,
+        excluded: frozenset[Expert] = frozenset(),
+    ) -> Case:
+        """Build a source with an allocator of its own, closed again where that fails.
+
+        Devices hold the experts that are `excluded`.
+        """
         from strata_core.config import resolve_arguments
 
         allocator = WatchedAllocator(refuse=refuse, pinned=pinned)
@@ -111,6 +122,7 @@ class SourceSuite:
             experts=model.experts,
             allocator=allocator,
             progress=Silent(),
+            excluded=excluded,
         )
         try:
             source = self.make(context)

@@ -34,6 +34,7 @@ from strata_core.kernels.device.layout import (
 from strata_core.kernels.device.table import DEVICE_KERNELS, unpack
 from strata_core.memory.address import bytes_at
 from strata_core.runtime import KernelKey, Launch
+from strata_core.testing.sim.prompt_kernels import PROMPT_KERNELS, PROMPT_STEPS
 from strata_core.testing.sim.runtime import SimRuntime
 
 Ready = Callable[[], None]
@@ -120,8 +121,10 @@ class HostKernels:
         if key.name in FUSED:
             for part in plain_keys(key):
                 self.load(part)
-        elif key.name not in ("assign", "claim", "signal"):
+        elif key.name not in ("assign", "claim", "signal", *PROMPT_KERNELS):
             self._library.address(Step(key.name, key.parameters))
+        for name, parameters in PROMPT_STEPS.get(key.name, ()):
+            self._library.address(Step(name, tuple(key.parameters[i] for i in parameters)))
 
     def run(self, runtime: SimRuntime, device: int, launch: Launch) -> None:
         """Do what a launch asks, at once, on this thread."""
@@ -132,9 +135,18 @@ class HostKernels:
         ready()
 
     def _part(self, runtime: SimRuntime, device: int, launch: Launch) -> Ready:
-        args = Args.of(launch, runtime, device)
-        make: Callable[..., Ready] = getattr(self, f"_{launch.kernel.name}")
+        args, name = Args.of(launch, runtime, device), launch.kernel.name
+        if name in PROMPT_KERNELS:
+            return PROMPT_KERNELS[name](self, args, *launch.kernel.parameters)
+        make: Callable[..., Ready] = getattr(self, f"_{name}")
         return make(args, *launch.kernel.parameters)
+
+    def run_step(
+        self, name: str, parameters: tuple[str | int, ...], args: Sequence[int], units: int
+    ) -> None:
+        """A compiled step over all its units, now."""
+        block = np.array([_signed(a) for a in args], np.int64)
+        self._run(self._library.address(Step(name, parameters)), _address(block), 0, units)
 
     def _step(self, name: str, args: Sequence[int], units: int, *parameters: str | int) -> Ready:
         """A compiled step over all its units."""
@@ -281,14 +293,16 @@ class HostKernels:
             _fill(entries, picks, cells, a.outputs, (a.rows, a.host_rows))
             counts = bytes_at(a.counts, 8 * LANES).view(np.uint64)
             counts += np.bincount(lanes, minlength=LANES).astype(np.uint64)
+            if a.mail_picks:
+                _ints(a.mail_picks, count)[:] = picks
+                a.link(written=4 * count)
             if a.mail_word:
                 nbytes = 4 * a.tokens * a.inputs
                 bytes_at(a.mail_x, nbytes)[:] = bytes_at(a.x, nbytes)
-                _ints(a.mail_picks, count)[:] = picks
                 _ints(a.mail_lanes, count)[:] = lanes
                 _ints(a.mail_host, count)[:] = np.where(lanes == HOST, picks, -1)
                 _words(a.mail_word)[0] = _words(a.round)[0]
-                a.link(written=nbytes + 12 * count + 8)
+                a.link(written=nbytes + 8 * count + 8)
 
         return ready
 

@@ -16,6 +16,11 @@ struct Cell {
   int helper, unused[3];
 };
 
+struct Wave {
+  u64 gate, up, down;
+  int expert, unused;
+};
+
 struct Place {
   u64 k, v, k_scales, v_scales;
 };

@@ -24,6 +24,11 @@ typedef long long i64;
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 #define ROOMY(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #endif
+#if defined(STRATA_HIP)  // blocks of weights that a lane reads ahead; more would spill there
+#define AHEAD 2
+#else
+#define AHEAD 4
+#endif
 #ifndef ROOMY  // a kernel whose registers count for more than blocks beyond so many side by side
 #define ROOMY(threads, blocks) KERNEL(threads)
 #endif

@@ -23,7 +23,7 @@ template <class W, int T, class X>
 DEV void quantised_row(const u8* row, X x, int tokens, int blocks, int j, float* acc) {
 #pragma unroll
   for (int t = 0; t < T; t++) acc[t] = 0.f;
-#pragma unroll(T == 1 ? 4 : 1)
+#pragma unroll(T == 1 ? AHEAD : 1)
   for (int b = j; b < blocks; b += 8) {
     Block f;
     W::load(row, b, f);
@@ -259,7 +259,7 @@ DEV void gate_and_up(const u8* gate, const u8* up, const u8* x, const int* found
   const u8* only = x + found[0] / top_k * pitch;
 #pragma unroll
   for (int t = 0; t < T; t++) a[t] = b[t] = 0.f;
-#pragma unroll(T == 1 ? 4 : 1)
+#pragma unroll(T == 1 ? AHEAD : 1)
   for (int k = j; k < columns >> 5; k += 8) {
     Block f, g;
     GATE::load(gate, k, f);

@@ -140,8 +140,8 @@ DEV void fill_entries(Lanes& o, const Cell* cells, const int* share, const float
                o.pick[tid], lane, home, 0};
     entries[tid] = e;
     atomicAdd(&o.served[lane], 1);
+    if (mail_picks) mail_picks[tid] = o.pick[tid];
     if (mail_word) {
-      mail_picks[tid] = o.pick[tid];
       mail_lanes[tid] = lane;
       mail_host[tid] = lane == HOST ? o.pick[tid] : -1;
     }

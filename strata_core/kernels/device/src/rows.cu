@@ -39,7 +39,7 @@ rms_norm(const float* x, float* out, const float* weight, int rows, int runs, in
   }
 
 #ifdef KERNEL_norm_rows
-KERNEL(1024)
+ROOMY(1024, 1)
 norm_rows(const float* x, float* out, const float* gain, u8* records, u32* status, int rows, int dim,
           float eps, int op) {
   SHARED_BYTES(bytes);

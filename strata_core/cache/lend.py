@@ -1,0 +1,75 @@
+"""Slots that a cache lends to prompts: the last ones, cut into buffers for experts on their way.
+
+A prompt needs every expert of a layer once a chunk, decoding a few of them every round. So a
+prompt takes the slots whose experts are asked for least; they are filled again afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from attrs import frozen
+
+from strata_core.cache.slots import SlotClass, SlotPool
+from strata_core.interfaces import Expert
+
+WAVE = 16
+"""Experts that are on their way to a device at once, while as many are being computed."""
+
+LEAST = 4
+"""A cache with fewer slots lends none."""
+
+OWN_WAVE = 8
+"""As WAVE, of the buffers that are taken where a cache has nothing to lend."""
+
+
+@frozen
+class Loan:
+    """Buffers of one size by address, and the experts whose slots they lie in."""
+
+    buffers: tuple[int, ...] = ()
+    experts: tuple[Expert, ...] = ()
+
+
+def lend(pool: SlotPool | None, nbytes: int) -> Loan:
+    """At most two waves of buffers of `nbytes`, from the end of each class, large slots first.
+
+    Slots that hold an expert and follow each other are one piece, from which buffers are cut
+    whatever the slots' own size is. Others are left alone: an expert may be on its way there.
+    """
+    if pool is None or len(pool.places) < LEAST:
+        return Loan()
+    holder = {address: expert for expert, address in pool.places.items()}
+    buffers: list[int] = []
+    experts: list[Expert] = []
+    for each in sorted(pool.classes, key=lambda c: -c.nbytes):
+        for run in _runs(each, holder):
+            left = 2 * WAVE - len(buffers)
+            count = min(left, len(run) * each.nbytes // nbytes)
+            slots = run[: -(-count * nbytes // each.nbytes)]
+            buffers += [slots[-1] + n * nbytes for n in range(count)]
+            experts += [holder[address] for address in slots]
+    return Loan(tuple(buffers), tuple(experts))
+
+
+def _runs(each: SlotClass, holder: Mapping[int, Expert]) -> Iterator[list[int]]:
+    """Slots with experts that follow each other, from the last one down."""
+    run: list[int] = []
+    for address in map(each.slot, reversed(range(each.count))):
+        if address in holder:
+            run.append(address)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def own_buffers(cached: int, experts: int, layers: int) -> int:
+    """Buffers to take for prompts beside a cache of `cached` of all experts; 0 where it lends.
+
+    `experts` are those of each of `layers` layers.
+    """
+    if cached >= min(LEAST, experts * layers):
+        return 0
+    return 2 * min(OWN_WAVE, experts)

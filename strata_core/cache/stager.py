@@ -1,0 +1,130 @@
+"""Experts on their way to a device while it computes: copied from where they lie, or read first.
+
+An expert that a copy engine can read is copied from there. One in other memory, or in the file,
+goes through a page-locked buffer of a ring: it is read into one while others are being copied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from strata_core.cache.staging import Staging
+from strata_core.checkpoint.scales import check_scales
+from strata_core.errors import EngineError
+from strata_core.interfaces import BlobLayout, Expert, Source, StableSource, View
+from strata_core.memory.address import bytes_at
+from strata_core.runtime import Runtime
+
+PAUSES = (0.0, 0.00002, 0.0001, 0.0005)
+"""Seconds between looks at an event, longer and longer; the last one goes on."""
+
+
+def await_event(runtime: Runtime, event: int, bound: float, what: str) -> None:
+    """Wait until an event has happened. Raises EngineError after `bound` seconds, DeviceError."""
+    limit = time.monotonic() + bound
+    turn = 0
+    while not runtime.finished(event):
+        if time.monotonic() > limit:
+            raise EngineError(
+                f"the device did not come to an end with {what}",
+                f"it took more than {bound:g} s",
+                "if it happens again, look at the system's log for errors of the device",
+            )
+        time.sleep(PAUSES[min(turn, len(PAUSES) - 1)])
+        turn += 1
+
+
+@define(eq=False)
+class Stager:
+    """Puts copies of experts on `stream`; used by one thread.
+
+    `staging` lends its buffers, with an event of the device for each. `experts` and `nbytes` count
+    what was copied. A view whose addresses do not hold by themselves is kept until `let_go`.
+    """
+
+    runtime: Runtime
+    stream: int
+    source: Source
+    staging: Staging
+    bound: float
+    events: tuple[int, ...]
+    experts: int = field(default=0, init=False)
+    nbytes: int = field(default=0, init=False)
+    _turn: int = field(default=0, init=False)
+    _held: list[Expert] = field(factory=list, init=False)
+
+    @property
+    def pausing(self) -> bool:
+        """Whether experts are held while they are copied."""
+        return not isinstance(self.source, StableSource)
+
+    def begin(self, layer: int, experts: Sequence[int]) -> None:
+        """Tell the source which experts of a layer come next; it may read ahead."""
+        if experts:
+            self.source.begin_layer(layer, experts)
+
+    def send(self, expert: Expert, layout: BlobLayout, target: int) -> None:
+        """Copy an expert's blob to a device. Raises StrataError, naming the expert."""
+        view = self.source.view(expert)
+        self._held.append(expert)
+        if view.dma:
+            self._copy(layout, view, target)
+        else:
+            self._by_ring(expert, layout, view, target)
+        if not self.pausing:
+            self._release()
+        self.experts += 1
+        self.nbytes += layout.nbytes
+
+    def let_go(self, event: int) -> None:
+        """Give back what is held once an event behind its copies has happened."""
+        if self._held:
+            await_event(self.runtime, event, self.bound, "the copies of a prompt's experts")
+            self._release()
+
+    def abandon(self) -> None:
+        """Give back what is held; no copy may be under way."""
+        self._release()
+
+    def _release(self) -> None:
+        while self._held:
+            self.source.release(self._held.pop())
+
+    def _copy(self, layout: BlobLayout, view: View, target: int) -> None:
+        start = view.parts[0] - layout.parts[0].offset
+        if all(p.offset == at - start for p, at in zip(layout.parts, view.parts, strict=True)):
+            self.runtime.copy(target, start, layout.nbytes, self.stream)
+            return
+        for part, address in zip(layout.parts, view.parts, strict=True):
+            self.runtime.copy(target + part.offset, address, part.nbytes, self.stream)
+
+    def _by_ring(self, expert: Expert, layout: BlobLayout, view: View, target: int) -> None:
+        turn = self._next()
+        address = self.staging.addresses[turn]
+        buffer = bytes_at(address, self.staging.nbytes)
+        pad = 0
+        if view.in_ram:
+            for part, at in zip(layout.parts, view.parts, strict=True):
+                buffer[part.offset : part.offset + part.nbytes] = bytes_at(at, part.nbytes)
+        else:
+            pad = self.source.read_into(expert, buffer.data)
+            _check(expert, layout, buffer[pad:])
+        self.runtime.copy(target, address + pad, layout.nbytes, self.stream)
+        self.runtime.record(self.events[turn], self.stream)
+
+    def _next(self) -> int:
+        """The number of a buffer that nothing is copied from any more."""
+        turn = self._turn
+        self._turn = (turn + 1) % len(self.events)
+        await_event(self.runtime, self.events[turn], self.bound, "a copy of a prompt's expert")
+        return turn
+
+
+def _check(expert: Expert, layout: BlobLayout, blob: NDArray[np.uint8]) -> None:
+    for part in layout.parts:
+        check_scales(part.type, blob[part.offset : part.offset + part.nbytes], str(expert))

@@ -1,0 +1,62 @@
+"""A swap under way, what rounds find experts by, and what was done so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from attrs import asdict, define, frozen
+
+from strata_core.abilities import Move
+from strata_core.cache.adaptive import Pair
+from strata_core.cache.waves import Wave
+from strata_core.interfaces import Expert
+
+
+class Table(Protocol):
+    """What rounds find experts by. Called between rounds, on their thread."""
+
+    def publish(self, swaps: Sequence[tuple[Pair, int]]) -> None:
+        """From the next round on, each entering expert is in the slot at that address.
+
+        Its partner is in none. Raises StrataError; then nothing has changed.
+        """
+
+    def refresh(self, experts: Iterable[Expert]) -> None:
+        """The source's addresses of these experts have changed."""
+
+
+@frozen(kw_only=True)
+class Counts:
+    """Experts that entered and that left with a copy, their bytes, and swaps that were undone."""
+
+    entered: int = 0
+    entered_bytes: int = 0
+    left: int = 0
+    left_bytes: int = 0
+    undone: int = 0
+
+    def plus(self, **more: int) -> Counts:
+        """With so many more."""
+        return Counts(**{name: n + more.get(name, 0) for name, n in asdict(self).items()})
+
+
+@define(eq=False)
+class Swap:
+    """One swap under way. What of it is not None has still to be ended.
+
+    `shown`: the source has its copy of the leaving expert, which is still in its slot.
+    """
+
+    pair: Pair
+    slot: int
+    promote: Move | None = None
+    demote: Move | None = None
+    into: int | None = None
+    out: int | None = None
+    reading: Future[int] | None = None
+    wave: Wave | None = None
+    storing: Future[None] | None = None
+    shown: bool = False
+    error: Exception | None = None

@@ -1,0 +1,121 @@
+"""Copies beside rounds: two streams of a device, one for each direction, and when they landed.
+
+What is put on them between two rounds is a wave: it lands together, and is asked for by one event.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from attrs import define, field
+
+from strata_core.errors import DeviceError
+from strata_core.memory.held import undo_all
+from strata_core.runtime import Runtime
+
+
+@define(eq=False)
+class Wave:
+    """Copies that were put on the streams after one round; they land together."""
+
+    event: int
+    landed: bool = False
+
+
+@define(eq=False)
+class Waves:
+    """The streams `into` and `out` of a device. Used by one thread.
+
+    Methods raise DeviceError where a verb fails.
+    """
+
+    runtime: Runtime
+    device: int
+    into: int = field(init=False)
+    out: int = field(init=False)
+    _order: int = field(init=False)
+    _events: list[int] = field(factory=list, init=False)
+    _idle_events: list[int] = field(factory=list, init=False)
+    _waves: list[Wave] = field(factory=list, init=False)
+    _current: Wave | None = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        made: list[int] = []
+        try:
+            made.append(self.runtime.create_stream(self.device))
+            made.append(self.runtime.create_stream(self.device))
+            self.into, self.out = made
+            self._order = self.runtime.create_event(self.device)
+        except BaseException:
+            undo_all(self.runtime, [partial(self.runtime.destroy_stream, s) for s in made])
+            raise
+
+    def bring(self, target: int, source: int, nbytes: int) -> Wave:
+        """Copy to the device; the wave that this lands with."""
+        wave = self._wave()
+        self.runtime.copy(target, source, nbytes, self.into)
+        return wave
+
+    def fetch(self, target: int, source: int, nbytes: int) -> Wave:
+        """Copy from the device; the wave that this lands with."""
+        wave = self._wave()
+        self.runtime.copy(target, source, nbytes, self.out)
+        return wave
+
+    def end(self) -> None:
+        """What was copied since the last time is a wave."""
+        if self._current is None:
+            return
+        self.runtime.record(self._order, self.out)
+        self.runtime.wait(self.into, self._order)
+        self.runtime.record(self._current.event, self.into)
+        self._waves.append(self._current)
+        self._current = None
+
+    def look(self) -> None:
+        """Ask, without waiting, which waves have landed; they do so in their order."""
+        while self._waves and self.runtime.finished(self._waves[0].event):
+            wave = self._waves.pop(0)
+            wave.landed = True
+            self._idle_events.append(wave.event)
+
+    def still(self, patience: float) -> bool:
+        """Whether nothing moves any more, after waiting `patience` seconds at most."""
+        limit = time.monotonic() + patience
+        try:
+            for stream in (self.into, self.out):
+                self.runtime.record(self._order, stream)
+                while not self.runtime.finished(self._order):
+                    if time.monotonic() > limit:
+                        return False
+                    time.sleep(0.0005)
+        except DeviceError:
+            self.runtime.take_error()
+            return False
+        return True
+
+    def drain(self) -> None:
+        """Wait until nothing moves, whatever fails of it."""
+        steps = [partial(self.runtime.synchronize, stream) for stream in (self.into, self.out)]
+        undo_all(self.runtime, steps)
+
+    def close(self) -> None:
+        """Free streams and events; nothing may be moving. Again, it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        events, streams = (self._order, *self._events), (self.into, self.out)
+        steps = [partial(self.runtime.destroy_event, event) for event in events]
+        steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]
+        undo_all(self.runtime, steps)
+
+    def _wave(self) -> Wave:
+        """The wave of what is copied now."""
+        if self._current is None:
+            if not self._idle_events:
+                self._events.append(self.runtime.create_event(self.device))
+                self._idle_events.append(self._events[-1])
+            self._current = Wave(self._idle_events.pop())
+        return self._current

@@ -1,0 +1,135 @@
+"""The adaptive cache of the first device: what decode rounds ask for decides what is in slots.
+
+After each decode round the counts are brought up to date, swaps that have landed are committed by
+one copy of the table of cells, and others begin. Prompts neither count nor are followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from strata_core.abilities import AdaptiveSource
+from strata_core.cache.adaptive import Pair, Timetable
+from strata_core.cache.swaps import Swapper
+from strata_core.errors import StrataError
+from strata_core.interfaces import BlobLayout, Expert, Source
+from strata_core.kernels.cpu.serving import stable_experts
+from strata_core.kernels.device.cells import Cells
+from strata_core.kernels.device.host_lane import HostLane
+from strata_core.runtime import Runtime
+
+
+@define(eq=False, kw_only=True)
+class DeviceTable:
+    """The cells that rounds find experts by, kept the same on the host and on the device.
+
+    `mirror` is page-locked and lies as the cells do on the device from `target`: `nbytes` in all.
+    `linked`: cells have the addresses that a device reads over the link.
+    """
+
+    runtime: Runtime
+    stream: int
+    cells: Cells
+    mirror: int
+    target: int
+    nbytes: int
+    layouts: Mapping[int, BlobLayout]
+    source: Source
+    host: HostLane
+    linked: bool
+    _fresh: bool = field(default=False, init=False)
+
+    def publish(self, swaps: Sequence[tuple[Pair, int]]) -> None:
+        """From the next round on, each entering expert is in the slot at that address."""
+        if self._fresh:
+            # no round came after the last copy, which may still read the mirror
+            self.runtime.synchronize(self.stream)
+            self._fresh = False
+        before = {layer: table.copy() for layer, table in self.cells.layers.items()}
+        try:
+            for pair, slot in swaps:
+                self._move(pair, slot)
+            self.runtime.copy(self.target, self.mirror, self.nbytes, self.stream)
+        except StrataError:
+            for layer, table in before.items():
+                self.cells.layers[layer][:] = table
+            raise
+        self._fresh = True
+        self.cells.version += 1
+
+    def _move(self, pair: Pair, slot: int) -> None:
+        leaving, entering = pair.leaving, pair.entering
+        parts = self.layouts[entering.layer].parts
+        self.cells.fill(
+            entering, (slot + parts[0].offset, slot + parts[1].offset, slot + parts[2].offset)
+        )
+        self.cells.empty(leaving)
+        if self.linked and isinstance(self.source, AdaptiveSource):
+            holds = leaving.index in stable_experts(self.source, leaving.layer)
+            self.cells.link(leaving, alias_of(self.source, leaving) if holds else None)
+            self.cells.link(entering, None)
+
+    def refresh(self, experts: Iterable[Expert]) -> None:
+        """The source's addresses of these experts have changed."""
+        if isinstance(self.source, AdaptiveSource):
+            self.host.serving.moved(experts)
+
+    def round_over(self) -> None:
+        """A round has ended, and with it what was on its stream before it."""
+        self._fresh = False
+
+
+def alias_of(source: Source, expert: Expert) -> tuple[int, int, int] | None:
+    """Where a device finds an expert's gate, up and down over the link; None where it cannot.
+
+    The expert is one whose address holds.
+    """
+    view = source.view(expert)
+    source.release(expert)
+    if view.alias is None:
+        return None
+    gate, up, down = (view.alias + part - view.parts[0] for part in view.parts)
+    return gate, up, down
+
+
+@define(eq=False)
+class Adaptation:
+    """Brings policy and swaps together; called on the thread of the rounds, between them."""
+
+    timetable: Timetable
+    swapper: Swapper
+    table: DeviceTable
+
+    def after(self, asked: NDArray[np.int64]) -> None:
+        """A decode round is over that asked for the experts of these numbers."""
+        self.table.round_over()
+        self.timetable.demand.round(asked)
+        if not self.swapper.stopped:
+            self.timetable.put_back(self.swapper.tick(self.timetable.due()))
+
+    def rest(self) -> bool:
+        """Wait, bounded, until nothing is on its way; whether that is so.
+
+        To be called before slots are used for anything else.
+        """
+        return self.swapper.settle()
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Experts and bytes that entered the cache, and that left it with a copy."""
+        counts = self.swapper.counts
+        return {
+            "entered": {
+                "experts": counts.entered,
+                "bytes": counts.entered_bytes,
+                "undone": counts.undone,
+            },
+            "left": {"experts": counts.left, "bytes": counts.left_bytes},
+        }
+
+    def close(self) -> None:
+        """Undo what is on its way; no round may be running."""
+        self.swapper.close()

@@ -1,0 +1,140 @@
+"""The device kernels of prompts: chunks of many tokens, experts' tokens grouped by expert.
+
+They keep the orders of docs/arithmetic.md to the letter, so that a token has the bits that a window
+gives it. Products go tile by tile: the rows of a block's weights stay while up to PROMPT_TILE
+tokens at a time pass by. A tile of other instructions (matrix units) takes the same place.
+
+`wave`: entries WAVE of the experts that one launch computes; `starts` int32 [experts + 1] and
+`order` int32 [entries]: the entries of expert e are order[starts[e]] to order[starts[e + 1] - 1],
+ascending. Entry i is router position i % top_k of token i / top_k.
+"""
+
+from __future__ import annotations
+
+from strata_core.kernels.device.entry import DeviceKernel, Geometry, Values, one, over
+
+PROMPT_ROWS = 32
+"""Weight rows of one block: eight warps of four rows, eight lanes a row."""
+
+PROMPT_TILE = 16
+"""Tokens that pass a block's rows together."""
+
+PROMPT_PAIRS = 8
+"""(token, head) pairs of one block of `prompt_attention`, a warp each."""
+
+
+def _linear(a: Values) -> Geometry:
+    tiles = -(-int(a["tokens"]) // PROMPT_TILE)
+    return Geometry((-(-int(a["rows"]) // PROMPT_ROWS), tiles, 1), (256, 1, 1))
+
+
+def _grouped(a: Values) -> Geometry:
+    """A line of blocks for each expert; each takes every `spread`-th tile of its tokens."""
+    across = -(-int(a["rows"]) // PROMPT_ROWS)
+    return Geometry((across, int(a["experts"]), int(a["spread"])), (256, 1, 1))
+
+
+def _attention(a: Values) -> Geometry:
+    pairs = int(a["tokens"]) * int(a["group"])
+    return Geometry((int(a["kv_heads"]), -(-pairs // PROMPT_PAIRS), 1), (256, 1, 1))
+
+
+PROMPT_KERNELS = (
+    DeviceKernel(
+        name="prompt_linear",
+        parameters=("type",),
+        args={
+            "weight": "ptr",
+            "x": "ptr",
+            "out": "ptr",
+            "bias": "ptr",
+            "stride": "i64",
+            "tokens": "i32",
+            "rows": "i32",
+            "columns": "i32",
+        },
+        geometry=_linear,
+        summary="as `linear`, for any number of tokens",
+    ),
+    DeviceKernel(
+        name="prompt_attention",
+        parameters=("kv", "head_dim"),
+        args={
+            "q": "ptr",
+            "out": "ptr",
+            "positions": "ptr",
+            "places": "ptr",
+            "layer_offset": "i64",
+            "tokens": "i32",
+            "width": "i32",
+            "kv_heads": "i32",
+            "group": "i32",
+            "window": "i32",
+        },
+        geometry=_attention,
+        summary="as `attention` and `merge` together; the tokens are of one sequence, positions "
+        "ascending; out: float32 [tokens, heads, head_dim]",
+    ),
+    DeviceKernel(
+        name="prompt_group",
+        args={"picks": "ptr", "starts": "ptr", "order": "ptr", "count": "i32", "experts": "i32"},
+        geometry=one(1024),
+        summary="`starts` and `order` of `count` picks, int32",
+    ),
+    DeviceKernel(
+        name="prompt_gate_up",
+        parameters=("gate", "up", "down"),
+        args={
+            "wave": "ptr",
+            "starts": "ptr",
+            "order": "ptr",
+            "x": "ptr",
+            "inner": "ptr",
+            "status": "ptr",
+            "gate_stride": "i64",
+            "up_stride": "i64",
+            "experts": "i32",
+            "top_k": "i32",
+            "rows": "i32",
+            "columns": "i32",
+            "spread": "i32",
+            "op": "i32",
+        },
+        geometry=_grouped,
+        summary="as `gate_up` for all entries of the `experts` experts of a wave; inner rows are "
+        "numbered by entry",
+    ),
+    DeviceKernel(
+        name="prompt_down",
+        parameters=("type",),
+        args={
+            "wave": "ptr",
+            "starts": "ptr",
+            "order": "ptr",
+            "inner": "ptr",
+            "out": "ptr",
+            "stride": "i64",
+            "experts": "i32",
+            "rows": "i32",
+            "columns": "i32",
+            "spread": "i32",
+        },
+        geometry=_grouped,
+        summary="as `down` for all entries of a wave; entry i's result is row i of out, float32 "
+        "[entries, rows]",
+    ),
+    DeviceKernel(
+        name="prompt_combine",
+        args={
+            "x": "ptr",
+            "rows": "ptr",
+            "weights": "ptr",
+            "tokens": "i32",
+            "width": "i32",
+            "top_k": "i32",
+        },
+        geometry=over("width", 256, "tokens"),
+        summary="as `combine`; entry i's row is row i of rows",
+    ),
+)
+"""Their part of the table."""

@@ -1,0 +1,6 @@
+"""The bench of swaps stands beside the tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -1,0 +1,354 @@
+"""The adaptive cache in rounds: the CPU's bits at every pace, hits that rise, failures undone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import strata_core
+from strata_core.engine.messages import Finished
+from strata_core.interfaces import AllocatorContext, SourceContext
+from strata_core.kernels.cpu.executor import CpuExecutor
+from strata_core.kernels.cpu.pool import Pool
+from strata_core.memory import pinned
+from strata_core.model.build import build_program
+from strata_core.sources import arena, sliced_pinned
+from strata_core.sources.mmap import MappedFile
+from strata_core.testing.machines import recorded_pc
+from strata_core.testing.sim import VERBS, SimFaults
+from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
+
+SOURCES = {
+    "mmap": (None, {}),
+    "arena": (arena, {}),
+    "resident": (sliced_pinned, {"complement_pin_gib": "all"}),
+    "resident, a part page-locked": (sliced_pinned, {"complement_pin_gib": 0.0006}),
+    "resident, pageable": (sliced_pinned, {"complement_pin_gib": 0}),
+    "resident, a part of them": (sliced_pinned, {"resident_budget_gib": 0.0008}),
+}
+TEXT = np.array([7, 9, 7, 11] * 5 + [200, 201, 200, 203] * 5, np.int32)
+"""Two parts that ask for few experts each, and not for the same ones."""
+
+
+class Bound:
+    """A model on simulated devices with a source of its own kind; `close` looks for leaks."""
+
+    def __init__(self, lab, tools, checkpoint, kind="mmap", runtime=None, **options):
+        module, more = SOURCES[kind]
+        options = {"adapt_every": 1, "adapt_swaps": 96, "tier_verify": True, **more, **options}
+        self.lab, self.checkpoint = lab, checkpoint
+        self.backend = lab.backend(runtime, **options)
+        self.source, self.allocator = MappedFile(checkpoint.experts), None
+        self.backend.open_contexts()
+        placement = self.backend.prepare(
+            build_program(checkpoint.hyper),
+            checkpoint,
+            checkpoint.experts,
+            tools.limits,
+            tools.quiet(),
+        )
+        try:
+            placement.take_small_pins()
+            placement.make_cache()
+            placement.make_helpers()
+            if module is not None:
+                self.allocator = self._allocator(options)
+                self.source = module.build(self._context(placement, options, tools))
+            self.executor = lab.bind(self.backend, checkpoint, self.source)
+        except BaseException:
+            placement.close()
+            self._close_source()
+            raise
+
+    def _allocator(self, options):
+        machine = recorded_pc({"module:llvmlite": True})
+        return pinned.build(
+            AllocatorContext(
+                machine=machine,
+                options=options,
+                degrade=self.lab.degradations.append,
+                backend=self.backend,
+            )
+        )
+
+    def _context(self, placement, options, tools):
+        return SourceContext(
+            machine=recorded_pc({"module:llvmlite": True}),
+            options=options,
+            degrade=self.lab.degradations.append,
+            experts=self.checkpoint.experts,
+            allocator=self.allocator,
+            progress=tools.quiet(),
+            excluded=placement.resident,
+        )
+
+    def logits(self, ids=TEXT, size=1):
+        return self.lab.logits(self.executor, ids, size)
+
+    def _close_source(self):
+        self.source.close()
+        if self.allocator is not None:
+            self.allocator.close()
+
+    def close(self):
+        self.executor.close()
+        self._close_source()
+        self.lab.check_closed(self.backend)
+
+
+@pytest.fixture(scope="module")
+def expected(library, tiny_file):
+    found = {}
+
+    def make(lab, checkpoint):
+        if id(checkpoint) not in found:
+            found[id(checkpoint)] = lab.cpu(checkpoint, ids=TEXT).tobytes()
+        return found[id(checkpoint)]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize(("cache", "every", "share"), [(1, 1, 0), (8, 4, 0.5), (5, 1, 1)])
+def test_bits_do_not_depend_on_who_changes_places(
+    lab, tools, tiny_file, expected, kind, cache, every, share
+):
+    checkpoint = tiny_file()
+    bound = Bound(
+        lab, tools, checkpoint, kind, expert_cache=cache, adapt_every=every, pcie_frac=share
+    )
+    for _ in range(2):
+        assert bound.logits().tobytes() == expected(lab, checkpoint)
+    counters = bound.executor.counters()
+    assert counters["entered"]["experts"] > 0
+    assert counters["entered"]["undone"] == 0
+    if isinstance(bound.source, sliced_pinned.SlicedPinned):
+        assert counters["left"]["experts"] > 0
+        file = bound.source.counters()["file"]
+        assert file["differ"] == 0
+        assert file["verified"] >= counters["left"]["experts"]
+    else:
+        assert counters["left"]["experts"] == 0, "nothing leaves what every expert lies in"
+    assert lab.degradations == []
+    bound.close()
+
+
+def test_hits_rise_where_the_text_asks_for_few(lab, tools, tiny_file):
+    checkpoint = tiny_file()
+    hits = {}
+    for every in (0, 1, 4):
+        bound = Bound(lab, tools, checkpoint, "resident", expert_cache=6, adapt_every=every)
+        bound.logits(np.repeat(TEXT[:4], 8))
+        bound.logits(np.repeat(TEXT[-4:], 8))
+        hits[every] = bound.executor.counters()["hit"]["experts"]
+        bound.close()
+    assert hits[1] > hits[0] * 1.2
+    assert hits[4] > hits[0] * 1.1
+
+
+@pytest.mark.parametrize("kind", ["arena", "resident"])
+def test_where_the_link_reaches_everything_rounds_stay_one_graph(
+    lab, tools, tiny_file, expected, kind
+):
+    checkpoint = tiny_file()
+    bound = Bound(lab, tools, checkpoint, kind, expert_cache=6, pcie_frac=1)
+    assert bound.logits().tobytes() == expected(lab, checkpoint)
+    counters = bound.executor.counters()
+    assert counters["entered"]["experts"] > 0
+    assert counters["cpu"]["experts"] == 0
+    whole = {ready.dispatch for ready in bound.executor._rounds.values()} == {"device"}
+    assert whole == (kind == "arena"), "places of the resident ones change hands"
+    bound.close()
+
+
+def test_prompts_are_counted_and_not_followed(lab, tools, tiny_file):
+    checkpoint = tiny_file()
+    bound = Bound(lab, tools, checkpoint, expert_cache=5)
+    executor = bound.executor
+    slot = executor.open_sequence()
+    for start in range(0, len(TEXT) // 20 * 20, 20):
+        ids = TEXT[start : start + 20]
+        executor.run(tools.window(ids, start=start, slot=slot, rows=[19]))
+    assert executor.counters()["entered"]["experts"] == 0
+    picks = executor.picks()
+    wanted = len(TEXT) // 20 * 20 * checkpoint.hyper.top_k
+    assert [int(row.sum()) for row in picks.values()] == [wanted] * len(picks)
+    executor.close_sequence(slot)
+    bound.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"expert_cache_device1": 4}, {"pcie_frac": 1}])
+def test_picks_are_those_that_the_cpu_counts(lab, tools, tiny_file, options):
+    checkpoint = tiny_file({"layers": 4, "dense_layers": frozenset({0, 2})})
+    pool = Pool(lab.library.compiler, 1)
+    source = MappedFile(checkpoint.experts)
+    program = build_program(checkpoint.hyper)
+    cpu = CpuExecutor(
+        program, checkpoint, checkpoint.experts, source, tools.limits, lab.library, pool
+    )
+    bound = Bound(lab, tools, checkpoint, "arena", expert_cache=5, **options)
+    for size in (1, 7, 20):
+        lab.logits(cpu, TEXT, size)
+        bound.logits(size=size)
+    mine, its = bound.executor.picks(), cpu.picks()
+    assert list(mine) == list(its)
+    assert all((mine[layer] == its[layer]).all() for layer in its)
+    pool.close()
+    bound.close()
+
+
+def test_helpers_keep_what_they_have(lab, tools, tiny_file, expected):
+    checkpoint = tiny_file()
+    bound = Bound(lab, tools, checkpoint, "resident", expert_cache=4, expert_cache_device1=5)
+    (helper,) = bound.executor._maker.helpers
+    before = dict(helper.pool.places)
+    for _ in range(2):
+        assert bound.logits().tobytes() == expected(lab, checkpoint)
+    counters = bound.executor.counters()
+    assert counters["entered"]["experts"] > 0
+    assert counters["helper"]["experts"] > 0
+    assert helper.pool.places == before
+    bound.close()
+
+
+@pytest.mark.parametrize("cache", [0, 16])
+def test_nothing_is_taken_where_nobody_can_enter(lab, tools, tiny_file, cache):
+    bound = Bound(lab, tools, tiny_file(), expert_cache=cache)
+    assert "entered" not in bound.executor.counters()
+    purposes = {claim.purpose for claim in bound.backend.ledger.outstanding()}
+    assert "buffers that experts change places through" not in purposes
+    bound.close()
+
+
+def test_spares_come_out_of_an_auto_cache_and_beside_one_of_a_given_size(lab, tools, tiny_file):
+    checkpoint = tiny_file()
+    blob = checkpoint.experts.layouts[0].nbytes
+    taken = {}
+    for cache, every in ((8, 0), (8, 1), ("auto", 0), ("auto", 1)):
+        vram = taken[8, 0] + 2 * blob if cache == "auto" else 1 << 30
+        runtime = lab.runtime(vram=(vram,))
+        bound = Bound(lab, tools, checkpoint, runtime=runtime, expert_cache=cache,
+                      adapt_every=every, vram_reserve_mib=0)  # fmt: skip
+        pool = bound.executor._adaptation.swapper.pool if every else None
+        spare = sum(map(len, pool.spare.values())) if pool else 0
+        taken[cache, every] = bound.backend.ledger.used("vram0")
+        assert (spare > 0) == bool(every)
+        bound.close()
+    assert taken[8, 1] - taken[8, 0] == -(-blob // 256) * 256
+    assert 0 <= taken["auto", 0] - taken["auto", 1] <= -(-blob // 256) * 256
+
+
+def test_a_cache_that_leaves_no_room_for_spares_stays_as_it_is(lab, tools, tiny_file, expected):
+    checkpoint = tiny_file()
+    probe = Bound(lab, tools, checkpoint, expert_cache=8, adapt_every=0)
+    nbytes = probe.backend.ledger.used("vram0")
+    probe.close()
+    runtime = lab.runtime(vram=(nbytes + 4096,))
+    bound = Bound(lab, tools, checkpoint, runtime=runtime, expert_cache=8)
+    (told,) = [d for d in lab.degradations if "change places" in d.what]
+    assert told.what == "experts do not change places on SIM0"
+    assert "--expert-cache" in told.why
+    assert bound.logits().tobytes() == expected(lab, checkpoint)
+    bound.close()
+
+
+SWAP_VERBS = ("copy", "record", "wait", "finished", "create_event")
+
+
+def test_swaps_take_few_verbs_and_wait_for_nothing(lab, tools, tiny_file):
+    bound = Bound(lab, tools, tiny_file(), "resident", expert_cache=6)
+    before = bound.backend.runtime.calls()
+    bound.logits()
+    assert bound.executor._adaptation.swapper.counts.entered > 0
+    after = bound.backend.runtime.calls()
+    called = {verb for verb in VERBS if after.get(verb, 0) != before.get(verb, 0)}
+    assert called == {*SWAP_VERBS, "graph_launcher"}
+    bound.close()
+
+
+@pytest.mark.parametrize("kind", ["arena", "resident, pageable"])
+@pytest.mark.parametrize("verb", SWAP_VERBS)
+def test_a_verb_that_fails_in_a_swap_changes_no_token(lab, tools, tiny_file, expected, verb, kind):
+    checkpoint = tiny_file()
+    counted = Bound(lab, tools, checkpoint, kind, expert_cache=6, pcie_frac=0.5)
+    begin = counted.backend.runtime.calls().get(verb, 0)
+    counted.logits()
+    last = counted.backend.runtime.calls().get(verb, 0)
+    counted.close()
+    chosen = range(begin + 1, last + 1)
+    if len(chosen) > 3:
+        chosen = [begin + 1, begin + 2, (begin + last) // 2]
+    for nth in chosen:
+        runtime = lab.runtime(faults=SimFaults({verb: nth}))
+        bound = Bound(lab, tools, checkpoint, kind, runtime, expert_cache=6, pcie_frac=0.5)
+        assert bound.logits().tobytes() == expected(lab, checkpoint)
+        if runtime.calls().get(verb, 0) >= nth and lab.degradations:
+            assert "no longer change places on SIM0" in lab.degradations.pop().what
+        assert lab.degradations == []
+        bound.close()
+
+
+def test_a_read_that_fails_leaves_the_expert_where_it_is(lab, tools, tiny_file, expected):
+    checkpoint = tiny_file()
+    bound = Bound(lab, tools, checkpoint, expert_cache=6)
+    bound.source.read_into = lambda expert, buffer: 1 // 0
+    for _ in range(2):
+        assert bound.logits().tobytes() == expected(lab, checkpoint)
+    counters = bound.executor.counters()["entered"]
+    assert counters["experts"] == 0
+    assert counters["undone"] > 0
+    assert len(lab.degradations) == 1
+    bound.close()
+
+
+# --- through the public interface ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model") / "m.gguf"
+    write_tiny_gguf(path, hyper=tiny_hyper(experts=12, layers=2), expert_type="Q5_K")
+    return path
+
+
+def answer(model, **options):
+    with strata_core.load(model, max_context=128, threads=1, **options) as loaded:
+        found = []
+        for _ in range(2):
+            (done,) = [
+                event
+                for event in loaded.generate([5, 9, 3], max_tokens=40, ignore_eos=True)
+                if isinstance(event, Finished)
+            ]
+            found.append((done.first_logits_sha256, done.token_ids))
+        return found, loaded.counters, [d.what for d in loaded.degradations]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_tier_stays_in_step_with_the_cache(model, share, every):
+    expected, _, _ = answer(model, backend="cpu")
+    options = {"backend": "sim", "source": "tiered-file", "expert_cache": 9, "sim_vram": 0.05}
+    plan = strata_core.api.make_plan(model, max_context=128, **options, ram_budget=2).plan
+    experts = 24 * 300_000
+    fixed = next(t for t in plan.tiers if t.name == "ram").need - plan.budget
+    budget = (fixed + share * experts) / 2**30
+    found, counters, degraded = answer(
+        model, **options, adapt_every=every, tier_verify=True, ram_budget=budget
+    )
+    assert found == expected
+    assert counters["entered"]["experts"] > 0
+    assert counters["file"]["differ"] == 0
+    assert counters["file"]["verified"] > 0
+    assert not [what for what in degraded if "places" in what or "enter" in what]
+    if share == 0.4:
+        assert counters["left"]["experts"] > 0
+
+
+def test_what_a_moving_cache_learned_fills_the_next_one(model):
+    options = {"backend": "sim", "source": "mmap", "expert_cache": 9, "sim_vram": 0.05}
+    _, first, _ = answer(model, **options, adapt_every=4)
+    _, again, _ = answer(model, **options, adapt_every=0)
+    assert again["hit"]["experts"] > first["hit"]["experts"]
+    _, static, _ = answer(model, **options, adapt_every=0)
+    assert static == again, "a cache that does not move learns nothing"

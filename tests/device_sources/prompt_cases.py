@@ -1,0 +1,190 @@
+"""Cases of the kernels of prompts: chunks of many tokens, experts' entries grouped by expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from attention_cases import CONTEXT, cache
+from kernel_bench import RECORD, Buffer, Case, Ref, same
+from kernel_inputs import FLOATS, activations, narrow_columns, nothing_latched, stored_rows
+from weight_cases import MIXES, SHIFTS, inputs_of
+
+from strata_core.checkpoint.types import TYPES
+from strata_core.kernels.device.layout import WAVE, inner_bytes
+from strata_core.runtime import KernelKey
+
+
+def prompt_linear_cases(type_name: str) -> Iterator[Case]:
+    rng = np.random.default_rng(400 + TYPES[type_name].ggml)
+    for columns, tokens in zip(narrow_columns(type_name), (40, 16, 17), strict=True):
+        rows, shift = 37, SHIFTS[type_name]
+        data = stored_rows(type_name, rows, columns, rng)
+        x = activations(tokens, columns, rng)
+        buffers = {
+            "weight": Buffer(np.concatenate([np.zeros(shift, np.uint8), data.ravel()])),
+            "x": Buffer(inputs_of(type_name, x)),
+            "out": Buffer(np.zeros((tokens, rows), np.float32)),
+        }
+        args = {n: Ref(n) for n in buffers} | {"weight": Ref("weight", shift), "bias": 0}
+        if tokens != 16:
+            buffers["bias"] = Buffer(rng.standard_normal(rows).astype(np.float32))
+            args["bias"] = Ref("bias")
+        sizes = {"stride": data.shape[1], "tokens": tokens, "rows": rows, "columns": columns}
+        key = KernelKey("prompt_linear", (type_name,))
+        label = f"prompt_linear {tokens} x {columns}"
+        yield Case(label, key, buffers, {**args, **sizes}, {"out": same})
+
+
+def prompt_attention_cases(kv: str, head_dim: int) -> Iterator[Case]:
+    rng = np.random.default_rng(11)
+    sizes = ((2, 1, 0, 250, 13), (1, 3, 40, 280, 11), (1, 12, 300, 500, 3), (1, 2, 0, 0, 9))
+    for kv_heads, group, window, start, tokens in sizes:
+        width = kv_heads * head_dim
+        buffers = {name: Buffer(data) for name, data in cache(kv, width, rng).items()}
+        buffers["places"] = Buffer(np.zeros((tokens, 4), np.uint64))
+        links = [
+            ("places", 32 * t + 8 * at, Ref(name))
+            for t in range(tokens)
+            for at, name in enumerate(("k", "v", "k_scales", "v_scales"))
+            if name in buffers
+        ]
+        shape = (tokens, kv_heads * group, head_dim)
+        buffers["q"] = Buffer(rng.standard_normal(shape).astype(np.float32))
+        buffers["out"] = Buffer(np.zeros(shape, np.float32))
+        buffers["positions"] = Buffer(np.arange(start, start + tokens, dtype=np.int32))
+        args = {n: Ref(n) for n in ("q", "out", "positions", "places")}
+        sizes_of = {"layer_offset": CONTEXT, "tokens": tokens, "width": width}
+        sizes_of |= {"kv_heads": kv_heads, "group": group, "window": window}
+        yield Case(
+            f"prompt_attention {kv_heads} x {group}, window {window}, from {start}",
+            KernelKey("prompt_attention", (kv, head_dim)),
+            buffers,
+            {**args, **sizes_of},
+            {"out": same, "places": lambda a: a[:0]},
+            links,
+        )
+
+
+def _grouped(picks: np.ndarray, experts: int) -> dict[str, Buffer]:
+    counts = np.bincount(picks.ravel(), minlength=experts)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    order = np.argsort(picks.ravel(), kind="stable").astype(np.int32)
+    return {"starts": Buffer(starts), "order": Buffer(order)}
+
+
+def _wave(experts: tuple[int, ...], matrices: dict[str, tuple[str, int]]):
+    """Entries of a wave and their links; `matrices`: part to (buffer, bytes of an expert)."""
+    wave, links = np.zeros(len(experts), WAVE), []
+    wave["expert"] = experts
+    for i, expert in enumerate(experts):
+        for at, part in enumerate(("gate", "up", "down")):
+            if part in matrices:
+                name, nbytes = matrices[part]
+                links.append(("wave", 32 * i + 8 * at, Ref(name, expert * nbytes)))
+    return wave, links
+
+
+def _picks(tokens: int, top_k: int, experts: int, rng) -> np.ndarray:
+    """Picks of which the first expert gets most and the last none."""
+    rows = [np.append(0, 1 + rng.permutation(experts - 2)[: top_k - 1]) for _ in range(tokens)]
+    return np.array(rows, np.int32)
+
+
+def prompt_expert_cases(gate: str, up: str, down: str) -> Iterator[Case]:
+    rng = np.random.default_rng(500 + TYPES[gate].ggml)
+    columns, top_k, experts = narrow_columns(gate)[1], 3, 6
+    for tokens, rows, spread in ((3, 64, 1), (37, 32, 2)):
+        picks = _picks(tokens, top_k, experts, rng)
+        gates = stored_rows(gate, experts * rows, columns, rng)
+        ups = stored_rows(up, experts * rows, columns, rng)
+        sizes = {"gate": ("gates", rows * gates.shape[1]), "up": ("ups", rows * ups.shape[1])}
+        wave, links = _wave((5, 0, 2), sizes)
+        # inner activations stay finite: what others would become is unspecified
+        x = np.clip(activations(tokens, columns, rng), -9, 9) * np.float32(0.1)
+        pitch = inner_bytes(rows)
+        floats = Buffer(np.zeros((picks.size, pitch // 4), np.float32))
+        records = Buffer(np.zeros((picks.size, -(-rows // 256)), RECORD), pitch=pitch)
+        buffers = {"gates": Buffer(gates), "ups": Buffer(ups), "wave": Buffer(wave)}
+        buffers |= {**_grouped(picks, experts), "x": Buffer(inputs_of(gate, x))}
+        buffers |= {"status": Buffer(nothing_latched())}
+        buffers["inner"] = floats if down in FLOATS else records
+        args = {n: Ref(n) for n in ("wave", "starts", "order", "x", "inner", "status")}
+        numbers = {"experts": len(wave), "top_k": top_k, "rows": rows, "columns": columns}
+        strides = {"gate_stride": gates.shape[1], "up_stride": ups.shape[1]}
+        yield Case(
+            f"prompt_gate_up {tokens} tokens, {rows} x {columns}",
+            KernelKey("prompt_gate_up", (gate, up, down)),
+            buffers,
+            {**args, **numbers, **strides, "spread": spread, "op": 4},
+            {"inner": same, "status": same, "wave": lambda a: a[:0]},
+            links,
+        )
+
+
+def prompt_down_cases(type_name: str) -> Iterator[Case]:
+    rng = np.random.default_rng(600 + TYPES[type_name].ggml)
+    top_k, experts, rows = 3, 6, 40
+    for tokens, columns in zip((3, 20, 37), narrow_columns(type_name), strict=True):
+        picks = _picks(tokens, top_k, experts, rng)
+        data = stored_rows(type_name, experts * rows, columns, rng)
+        wave, links = _wave((0, 5, 1), {"down": ("matrix", rows * data.shape[1])})
+        x = activations(picks.size, columns, rng)
+        pitch = inner_bytes(columns)
+        floats = np.zeros((picks.size, pitch // 4), np.float32)
+        floats[:, :columns] = x
+        quantised = type_name not in FLOATS
+        buffers = {
+            "wave": Buffer(wave),
+            **_grouped(picks, experts),
+            "inner": Buffer(inputs_of(type_name, x), pitch=pitch) if quantised else Buffer(floats),
+            "out": Buffer(np.zeros((picks.size, rows), np.float32)),
+        }
+        args = {n: Ref(n) for n in buffers}
+        buffers["matrix"] = Buffer(data)
+        numbers = {"experts": len(wave), "rows": rows, "columns": columns, "spread": 1}
+        yield Case(
+            f"prompt_down {tokens} tokens, {rows} x {columns}",
+            KernelKey("prompt_down", (type_name,)),
+            buffers,
+            {**args, **numbers, "stride": data.shape[1]},
+            {"out": same, "wave": lambda a: a[:0]},
+            links,
+        )
+
+
+def grouping_cases() -> Iterator[Case]:
+    """prompt_group, and prompt_combine behind it."""
+    rng = np.random.default_rng(12)
+    for count, experts in ((1, 1), (40, 5), (2500, 60), (1024, 1024)):
+        picks = rng.integers(0, experts, count).astype(np.int32)
+        starts, order = np.zeros(experts + 1, np.int32), np.zeros(count, np.int32)
+        buffers = {n: Buffer(a) for n, a in zip(("picks", "starts", "order"),
+                                                (picks, starts, order), strict=True)}  # fmt: skip
+        args = {**{n: Ref(n) for n in buffers}, "count": count, "experts": experts}
+        label = f"prompt_group {count} of {experts}"
+        yield Case(label, KernelKey("prompt_group"), buffers, args, {"starts": same, "order": same})
+    for tokens, top_k, width in ((1, 8, 300), (20, 2, 64)):
+        buffers = {
+            "x": Buffer(rng.standard_normal((tokens, width)).astype(np.float32)),
+            "rows": Buffer(rng.standard_normal((tokens * top_k, width)).astype(np.float32)),
+            "weights": Buffer(rng.random((tokens, top_k)).astype(np.float32)),
+        }
+        args = {n: Ref(n) for n in buffers} | {"tokens": tokens, "top_k": top_k, "width": width}
+        label = f"prompt_combine {tokens}x{top_k}x{width}"
+        yield Case(label, KernelKey("prompt_combine"), buffers, args, {"x": same})
+
+
+def prompt_cases(head_dims: tuple[int, ...] = (16, 64, 80, 128, 256, 264)) -> Iterator[Case]:
+    """Every type in every kernel, and mixtures of types in experts."""
+    yield from grouping_cases()
+    for name in TYPES:
+        yield from prompt_linear_cases(name)
+        yield from prompt_down_cases(name)
+        yield from prompt_expert_cases(name, name, name)
+    for mix in MIXES:
+        yield from prompt_expert_cases(*mix)
+    for kv in ("fp32", "fp16", "int8"):
+        for head_dim in head_dims:
+            if kv != "int8" or head_dim % 32 == 0:
+                yield from prompt_attention_cases(kv, head_dim)
