@@ -30,7 +30,8 @@ class CountingSource(Source, Protocol):
 class PartlyStableSource(Source, Protocol):
     """A source some of whose experts have addresses that hold from one round to the next.
 
-    A backend may read those at any time in a round without acquiring them; it acquires the others.
+    A backend may read those at any time in a round, in any thread, without acquiring them; it
+    acquires the others.
     """
 
     @property
@@ -46,7 +47,10 @@ class PartlyStableSource(Source, Protocol):
 
 @runtime_checkable
 class PagedSource(StableSource, Protocol):
-    """A source whose experts lie in a mapped file, perhaps not all of it in memory."""
+    """A source whose experts lie in a mapped file, perhaps not all of it in memory.
+
+    `page_hints` is asked once, in the thread that binds the program.
+    """
 
     @property
     def page_hints(self) -> PageHints | None:
@@ -100,7 +104,7 @@ class CountingExecutor(Protocol):
 
 @runtime_checkable
 class SplittingExecutor(Protocol):
-    """An executor that splits what its device does not hold between lanes."""
+    """An executor that splits what its device does not hold between lanes. Any thread may ask."""
 
     def lanes(self) -> Mapping[str, Any]:
         """The split for `--json`: what was asked for, the table, the rates that were measured."""
@@ -108,7 +112,10 @@ class SplittingExecutor(Protocol):
 
 @runtime_checkable
 class AskingExecutor(Protocol):
-    """An executor that asks its source for experts which have no address that holds."""
+    """An executor that asks its source for experts which have no address that holds.
+
+    Any thread may ask it how often.
+    """
 
     def asked(self) -> Mapping[str, int]:
         """How often, so far: experts, bytes, requests, answer_us; empty where it never asks.

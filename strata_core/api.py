@@ -212,7 +212,8 @@ class Model:
     @property
     def lanes(self) -> Mapping[str, Any] | None:
         """How misses are split between the link and the CPU; None without a device."""
-        return self._running.lanes()
+        with naming("how misses are split is not known", self.selections):
+            return self._running.lanes()
 
     def profile(self) -> Profile:
         """How often each expert was chosen so far. Raises UsageError where nobody counts."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from strata_core import __version__
+from strata_core.interfaces import API
 from strata_core.plugins import Catalogue, load_plugins
 
 BUILT_IN = {
@@ -55,7 +56,7 @@ def test_a_sound_plugin_is_offered_with_its_distribution_and_version(install):
         catalogue.backend("dummy-memory")
 
 
-HERE = rf"strata-core {re.escape(__version__)} has 1\.0"
+HERE = rf"strata-core {re.escape(__version__)} has {API[0]}\.{API[1]}"
 BROKEN = [
     ("import_error", "import", r"ModuleNotFoundError: No module named 'a_library_that_nobody_has'"),
     ("exits", "import", r"SystemExit: 3"),
