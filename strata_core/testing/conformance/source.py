@@ -282,6 +282,8 @@ class SourceSuite(AdaptiveSourceTests):
                 gate, up, down = (int(address) for address in table[index])
                 view = View((gate, up, down), in_ram=True)
                 self.compare(case, Expert(layer, index), view, "at its published address")
+            for expert in case.picks(layer):
+                case.source.release(expert)
 
     def test_an_alias_lies_in_one_span(self, case: Case) -> None:
         """A blob that two registrations share has no alias, and no DMA may read it."""

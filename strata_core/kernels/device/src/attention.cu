@@ -111,6 +111,7 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
 #pragma unroll
     for (int i = 0; i < 8; i++) s[i] = 0.f;
     if (in)
+#pragma unroll(HEAD_DIM > 128 ? 1 : 8)
       for (int i = 0; i < HEAD_DIM; i += AHEAD) {
         // asked for together, so that they are waited for once
         Eight k[AHEAD / 8];

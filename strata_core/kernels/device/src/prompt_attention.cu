@@ -64,6 +64,7 @@ DEV void fold_split(Sum& all, const Sum& split, bool first) {
 KERNEL(256)
 prompt_attention(const float* q, float* out, const int* positions, const Place* places,
                  i64 layer_offset, int tokens, int width, int kv_heads, int group, int window) {
+  follow();
   __shared__ float scaled[PAIRS][HEAD_DIM], shared[TILE * PITCH];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, kv_head = blockIdx.x;
   int pair = blockIdx.y * PAIRS + warp, last = (blockIdx.y + 1) * PAIRS - 1;

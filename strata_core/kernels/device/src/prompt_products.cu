@@ -85,6 +85,7 @@ DEV void float_tile(const u8* row, Tile& tile, int count, int columns, int j, fl
 KERNEL(256)
 prompt_linear(const u8* weight, const u8* x, float* out, const float* bias, i64 stride, int tokens,
               int rows, int columns) {
+  follow();
   __shared__ Tile tile;
   int r = blockIdx.x * ROWS + (threadIdx.x >> 3), j = threadIdx.x & 7;
   int first = blockIdx.y * TOKENS, count = tokens - first < TOKENS ? tokens - first : TOKENS;
@@ -119,6 +120,7 @@ KERNEL(256)
 prompt_gate_up(const Wave* wave, const int* starts, const int* order, const u8* x, u8* inner,
                u32* status, i64 gate_stride, i64 up_stride, int experts, int top_k, int rows,
                int columns, int spread, int op) {
+  follow();
   __shared__ Tile tile;
   __shared__ float h[TOKENS][ROWS];
   __shared__ int entries[TOKENS];
@@ -178,6 +180,7 @@ prompt_gate_up(const Wave* wave, const int* starts, const int* order, const u8* 
 KERNEL(256)
 prompt_down(const Wave* wave, const int* starts, const int* order, const u8* inner, float* out,
             i64 stride, int experts, int rows, int columns, int spread) {
+  follow();
   __shared__ Tile tile;
   __shared__ int entries[TOKENS];
   Wave e = wave[blockIdx.y];

@@ -6,6 +6,7 @@
 // Thread e counts and places the entries of expert e, so that their order is that of the tokens.
 KERNEL(1024)
 prompt_group(const int* picks, int* starts, int* order, int count, int experts) {
+  follow();
   __shared__ int piece[AT_ONCE], ends[AT_ONCE];
   int tid = threadIdx.x, mine = 0;
   for (int base = 0; base < count; base += AT_ONCE) {
@@ -41,6 +42,7 @@ prompt_group(const int* picks, int* starts, int* order, int count, int experts) 
 KERNEL(256)
 prompt_combine(float* x, const float* rows, const float* weights, int tokens, int width,
                int top_k) {
+  follow();
   int i = blockIdx.x * 256 + threadIdx.x;
   if (i >= width) return;
   size_t at = (size_t)blockIdx.y * width + i;
