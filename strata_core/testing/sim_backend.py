@@ -50,7 +50,8 @@ def build(context: BackendContext, **machine: Any) -> Backend:
     from strata_core.kernels.cpu.library import Library
     from strata_core.kernels.device.backend import DeviceBackend
     from strata_core.testing.sim import sim_runtime
-    from strata_core.testing.sim.host_kernels import HostKernels, pointers
+    from strata_core.testing.sim.args import pointers
+    from strata_core.testing.sim.host_kernels import HostKernels
 
     library = Library(compiler_of(context))
     kernels = HostKernels(library).mapping()

@@ -32,7 +32,8 @@ from strata_core.kernels.cpu.jit import Compiler as CpuCompiler  # noqa: E402
 from strata_core.kernels.cpu.library import Library  # noqa: E402
 from strata_core.kernels.cpu.target import host_target  # noqa: E402
 from strata_core.testing.sim import SimHardware, SimRuntime  # noqa: E402
-from strata_core.testing.sim.host_kernels import HostKernels, pointers  # noqa: E402
+from strata_core.testing.sim.args import pointers  # noqa: E402
+from strata_core.testing.sim.host_kernels import HostKernels  # noqa: E402
 
 
 def oracle(folder: Path) -> Bench:

@@ -17,7 +17,8 @@ from strata_core.model.build import build_program
 from strata_core.sources.mmap import MappedFile
 from strata_core.testing.machines import recorded_pc
 from strata_core.testing.sim import SimHardware, SimRuntime
-from strata_core.testing.sim.host_kernels import HostKernels, pointers
+from strata_core.testing.sim.args import pointers
+from strata_core.testing.sim.host_kernels import HostKernels
 
 LIMITS = Limits(tokens=40, logits=40, context=600, kv_type="fp16")
 IDS = (np.arange(24) * 37 % 290 + 3).astype(np.int32)

@@ -15,7 +15,8 @@ from host_build import HostBuild, host_compiler
 from strata_core.interfaces import Window
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.testing.sim import SimHardware, SimRuntime
-from strata_core.testing.sim.host_kernels import HostKernels, pointers
+from strata_core.testing.sim.args import pointers
+from strata_core.testing.sim.host_kernels import HostKernels
 
 OPTIONS = {"expert_cache": 6}
 IDS = (np.arange(11) * 37 % 290 + 3).astype(np.int32)

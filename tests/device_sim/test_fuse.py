@@ -11,7 +11,7 @@ from strata_core.checkpoint.open import open_checkpoint
 from strata_core.kernels.device import rounds
 from strata_core.kernels.device.fuse import fuse, parts_of
 from strata_core.kernels.device.fused_table import FUSED
-from strata_core.kernels.device.lower import Copy, Segment
+from strata_core.kernels.device.segments import Copy, Segment
 from strata_core.kernels.device.table import DEVICE_KERNELS, make_launch, unpack
 from strata_core.runtime import Launch
 

@@ -19,7 +19,7 @@ from strata_core.memory.ledger import PINNED, vram
 from strata_core.model.build import build_program
 from strata_core.sources.mmap import MappedFile
 from strata_core.testing.sim import SimFaults
-from strata_core.testing.sim.host_kernels import choose_lanes
+from strata_core.testing.sim.lanes import choose_lanes
 
 MIB = 1 << 20
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from strata_core.kernels.device.sources import source_of
 from strata_core.runtime import KernelKey, Launch
 from strata_core.testing.sim import SimHardware, SimRuntime
-from strata_core.testing.sim.host_kernels import pointers
+from strata_core.testing.sim.args import pointers
 
 HERE = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")

@@ -35,7 +35,8 @@ from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.target import host_target
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.testing.sim import SimHardware, SimRuntime
-from strata_core.testing.sim.host_kernels import HostKernels, pointers
+from strata_core.testing.sim.args import pointers
+from strata_core.testing.sim.host_kernels import HostKernels
 
 EXPERTS = (
     ("Q4_K", "Q4_K", "Q6_K"),

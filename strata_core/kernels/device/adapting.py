@@ -7,6 +7,7 @@ one copy of the table of cells, and others begin. Prompts neither count nor are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 from attrs import define, field
@@ -94,6 +95,20 @@ def alias_of(source: Source, expert: Expert) -> tuple[int, int, int] | None:
         return None
     gate, up, down = (view.alias + part - view.parts[0] for part in view.parts)
     return gate, up, down
+
+
+def reachable(
+    source: Source, layouts: Mapping[int, BlobLayout], excluded: AbstractSet[Expert]
+) -> dict[Expert, tuple[int, int, int]]:
+    """The device's addresses of gate, up and down of every expert that it can read in place."""
+    found = {}
+    for layer in layouts:
+        for index in stable_experts(source, layer):
+            expert = Expert(layer, index)
+            parts = None if expert in excluded else alias_of(source, expert)
+            if parts is not None:
+                found[expert] = parts
+    return found
 
 
 @define(eq=False)

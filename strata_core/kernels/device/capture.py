@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from strata_core.errors import StrataError
-from strata_core.kernels.device.lower import Copy, Item
+from strata_core.kernels.device.segments import Copy, Item
 from strata_core.memory.held import undo_all
 from strata_core.runtime import KernelKey, Launch, Runtime
 

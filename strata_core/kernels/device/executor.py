@@ -22,9 +22,9 @@ from strata_core.kernels.device.adapting import Adaptation
 from strata_core.kernels.device.exchange import LINE, MOST_HELPERS
 from strata_core.kernels.device.kv import KvRoom, KvRooms
 from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYTES
-from strata_core.kernels.device.lower import Mode
 from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.rounds import Maker, Round
+from strata_core.kernels.device.segments import Mode
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.held import undo_all
 

@@ -13,7 +13,7 @@ from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.capture import capture, kernels_of
 from strata_core.kernels.device.exchange import picks_of
 from strata_core.kernels.device.layout import HELPER
-from strata_core.kernels.device.lower import Copy, Fill, Item, Places
+from strata_core.kernels.device.segments import Copy, Fill, Item, Places
 from strata_core.kernels.device.table import gate_up_warps, make_launch
 from strata_core.kernels.device.workspace import Model, buffer_of, whole
 from strata_core.kernels.program import Op

@@ -14,9 +14,10 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 
 from strata_core.abilities import AdaptiveSource
-from strata_core.cache.amount import Wish, choose, few_buffers, no_spares, scarcity
+from strata_core.cache.amount import Wish, few_buffers, scarcity
 from strata_core.cache.fill import fill_slots
-from strata_core.cache.slots import SlotPool, beside_spares, make_slots
+from strata_core.cache.room import SlotRoom
+from strata_core.cache.slots import SlotPool
 from strata_core.cache.staging import Staging
 from strata_core.cache.swaps import BUFFERS
 from strata_core.errors import Degradation, Refused
@@ -28,9 +29,8 @@ from strata_core.interfaces import (
     Source,
     Weights,
 )
-from strata_core.kernels.cpu.serving import stable_experts
 from strata_core.kernels.cpu.workspace import Dense
-from strata_core.kernels.device.adapting import alias_of
+from strata_core.kernels.device.adapting import reachable
 from strata_core.kernels.device.cells import Aliases, Cells
 from strata_core.kernels.device.dense import (
     Stored,
@@ -43,12 +43,12 @@ from strata_core.kernels.device.dense import (
 from strata_core.kernels.device.exchange import Exchange, Shape
 from strata_core.kernels.device.helper import Helper
 from strata_core.kernels.device.kv import KvRooms
-from strata_core.kernels.device.layout import CELL
-from strata_core.kernels.device.lower import Places
+from strata_core.kernels.device.moving import Moving
 from strata_core.kernels.device.options import DeviceOptions
 from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.prompt_room import PromptRoom, read_from_file
 from strata_core.kernels.device.regions import Regions
+from strata_core.kernels.device.segments import Places
 from strata_core.kernels.device.split import Table
 from strata_core.kernels.device.workspace import (
     Model,
@@ -58,10 +58,8 @@ from strata_core.kernels.device.workspace import (
     main_regions,
 )
 from strata_core.kernels.program import Program, Weight
-from strata_core.memory.address import bytes_at
 from strata_core.memory.held import Held, undo_all
 from strata_core.memory.ledger import Ledger
-from strata_core.plan.moving import spares_by_size
 from strata_core.runtime import Runtime
 
 _log = logging.getLogger("strata.device")
@@ -81,19 +79,6 @@ class Order:
     progress: Progress
     ranking: Sequence[Expert]
     rates: Sequence[float] = ()
-
-
-@frozen
-class Moving:
-    """Page-locked memory for experts that change places: a table of cells, and buffers for blobs.
-
-    The table is at `mirror` and lies as the cells do on the device from `target`, `nbytes` in all.
-    """
-
-    mirror: int
-    target: int
-    nbytes: int
-    buffers: tuple[int, ...]
 
 
 @define(eq=False)
@@ -268,7 +253,7 @@ class Placement:
         layouts, count = self.model.layouts, self.model.experts
         cells = Cells.make(layouts, count, self.pool, pools, self._aliases(source))
         if self.moving is not None:
-            self._mirror(cells, self.moving, source)
+            self.moving.take_over(cells, self.regions, fixed=not isinstance(source, AdaptiveSource))
         self._put_cells(cells, self.regions, self.device)
         for helper in self.helpers:
             alias = self._alias(helper.device)
@@ -329,20 +314,6 @@ class Placement:
             self.degrade(few_buffers(f"{self.runtime.label}{self.device}", len(buffers), error))
         self.moving = Moving(self._mirror_at, target, nbytes, buffers)
 
-    def _mirror(self, cells: Cells, moving: Moving, source: Source) -> None:
-        """Have the table lie where one copy brings it to the device."""
-        assert self.regions is not None, "it lies there as in the regions"
-        bytes_at(moving.mirror, moving.nbytes)[:] = 0
-        for layer, table in cells.layers.items():
-            if f"cells {layer}" in self.regions:
-                at = moving.mirror + self.regions.at(f"cells {layer}") - moving.target
-                mirrored = bytes_at(at, table.nbytes).view(CELL)
-                mirrored[:] = table
-                cells.layers[layer] = mirrored
-        cells.moving = True
-        fixed = not isinstance(source, AdaptiveSource)
-        cells.places_linked = fixed and all(t["alias"].all() for t in cells.layers.values())
-
     def _new_stream(self, device: int) -> int:
         stream = self.runtime.create_stream(device)
         self._streams.append(stream)
@@ -354,35 +325,18 @@ class Placement:
         self.runtime.fill(regions.base, 0, regions.nbytes, stream)
         self.runtime.synchronize(stream)
 
+    @property
+    def _room(self) -> SlotRoom:
+        return SlotRoom(self.held, self.model.layouts, self.model.experts)
+
     def _expected(self) -> int:
         """Experts that the first device's cache is going to hold."""
-        layouts, wish = self.model.layouts, self.options.cache
-        ranking = self.order.ranking
-        return len(choose(self.runtime, self.ledger, self.device, ranking, layouts, wish))
+        return len(self._room.choose(self.device, self.options.cache, self.order.ranking))
 
     def _slots(self, device: int, wish: Wish, at_once: int = 0) -> SlotPool:
         resident = self.resident
         ranking = [e for e in self.order.ranking if e not in resident]
-        layouts, each = self.model.layouts, self.model.experts
-        chosen = choose(self.runtime, self.ledger, device, ranking, layouts, wish)
-        if wish.amount == "auto":
-            chosen = beside_spares(chosen, layouts, each, at_once)
-        spare = spares_by_size(chosen, layouts, each, at_once)
-        if any(spare.values()):
-            try:
-                return make_slots(self.held, device, chosen, layouts, spare)
-            except Refused as error:
-                self.degrade(no_spares(f"{self.runtime.label}{device}", wish.flag, error))
-        try:
-            return make_slots(self.held, device, chosen, layouts)
-        except Refused as error:
-            auto = Wish("auto", wish.reserve, wish.flag)
-            fits = choose(self.runtime, self.ledger, device, ranking, layouts, auto)
-            raise Refused(
-                f"{wish.flag} {wish.amount} does not fit: {error.what}",
-                error.why,
-                f"ask for {len(fits)} experts or fewer, or for auto",
-            ) from error
+        return self._room.take(device, wish, ranking, at_once, self.degrade)
 
     def _fill(self, pool: SlotPool, source: Source, wish: Wish) -> bool:
         """Fill a pool that was not yet; whether it was."""
@@ -434,16 +388,6 @@ class Placement:
         """Experts that the first device can read over the link, where it is to read any."""
         if not self.options.link_share:
             return {}
-        found = {}
         # what is in a slot may leave it, and is then where it is now
         stays = self.moving is not None and not isinstance(source, AdaptiveSource)
-        resident = frozenset[Expert]() if stays else self.resident
-        for layer in self.model.layouts:
-            for index in stable_experts(source, layer):
-                expert = Expert(layer, index)
-                if expert in resident:
-                    continue
-                parts = alias_of(source, expert)
-                if parts is not None:
-                    found[expert] = parts
-        return found
+        return reachable(source, self.model.layouts, frozenset() if stays else self.resident)

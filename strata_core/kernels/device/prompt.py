@@ -24,9 +24,9 @@ from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.device.capture import kernels_of, put
 from strata_core.kernels.device.layout import STATUS_BYTES, WAVE
-from strata_core.kernels.device.lower import Copy, Item, Places, Segment
 from strata_core.kernels.device.prompt_lower import HEAD_ROWS, PromptLowering
 from strata_core.kernels.device.prompt_waves import Halves, Wave, asks_for_all, plan_waves
+from strata_core.kernels.device.segments import Copy, Item, Places, Segment
 from strata_core.kernels.device.workspace import Model
 from strata_core.runtime import Runtime
 

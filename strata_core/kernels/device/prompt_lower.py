@@ -16,17 +16,9 @@ from strata_core.kernels.device.layout import (
     inner_bytes,
     record_bytes,
 )
-from strata_core.kernels.device.lower import (
-    Copy,
-    Fill,
-    Item,
-    Lowering,
-    Mode,
-    Places,
-    Segment,
-    unsupported,
-)
+from strata_core.kernels.device.lower import Lowering, unsupported
 from strata_core.kernels.device.regions import Regions
+from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
 from strata_core.kernels.device.table import make_launch
 from strata_core.kernels.device.workspace import Model, buffer_of, weight_of, whole
 from strata_core.kernels.fit import check_experts, check_heads

@@ -15,7 +15,6 @@ from strata_core.errors import Degradation
 from strata_core.interfaces import Expert, ExpertFiles, Source, StableSource
 from strata_core.kernels.cpu.workspace import Dense
 from strata_core.kernels.device.exchange import Exchange
-from strata_core.kernels.device.lower import Places
 from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.prompt_lower import (
     prompt_exchange,
@@ -23,6 +22,7 @@ from strata_core.kernels.device.prompt_lower import (
     prompt_regions,
 )
 from strata_core.kernels.device.regions import Regions
+from strata_core.kernels.device.segments import Places
 from strata_core.kernels.device.workspace import Model
 from strata_core.kernels.program import Weight
 from strata_core.memory.held import Held, undo_all

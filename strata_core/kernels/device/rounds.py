@@ -27,7 +27,8 @@ from strata_core.kernels.device.exchange import word
 from strata_core.kernels.device.fuse import fuse
 from strata_core.kernels.device.helper import Helper
 from strata_core.kernels.device.host_lane import HostLane
-from strata_core.kernels.device.lower import Lowering, Mode, Places, Segment
+from strata_core.kernels.device.lower import Lowering
+from strata_core.kernels.device.segments import Mode, Places, Segment
 from strata_core.kernels.device.split import Split
 from strata_core.kernels.device.workspace import Model
 from strata_core.memory.held import undo_all

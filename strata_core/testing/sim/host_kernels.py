@@ -31,9 +31,11 @@ from strata_core.kernels.device.layout import (
     inner_bytes,
     record_bytes,
 )
-from strata_core.kernels.device.table import DEVICE_KERNELS, unpack
+from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.memory.address import bytes_at
 from strata_core.runtime import KernelKey, Launch
+from strata_core.testing.sim.args import Args
+from strata_core.testing.sim.lanes import choose_lanes, fill_entries
 from strata_core.testing.sim.prompt_kernels import PROMPT_KERNELS, PROMPT_STEPS
 from strata_core.testing.sim.runtime import SimRuntime
 
@@ -41,54 +43,6 @@ Ready = Callable[[], None]
 """A launch with everything worked out; calling it does the work."""
 
 HostKernel = Callable[[SimRuntime, int, Launch], None]
-
-
-def pointers(launch: Launch) -> list[int]:
-    """The device addresses in a launch's argument block, for the simulator to check."""
-    kinds = DEVICE_KERNELS[launch.kernel.name].args
-    values = unpack(launch.kernel.name, launch.args)
-    return [int(values[name]) for name, kind in kinds.items() if kind == "ptr"]
-
-
-STORED = frozenset({("assign", "rows"), ("assign", "host_rows"), ("claim", "host_rows")})
-"""Addresses that a kernel passes on and does not use itself."""
-
-
-@frozen(eq=False)
-class Args:
-    """The arguments of a launch by name, addresses as the host finds them; and who launches it."""
-
-    values: Mapping[str, int | float]
-    runtime: SimRuntime
-    device: int
-    on_host: frozenset[str]
-
-    def __getattr__(self, name: str) -> int:
-        value: Any = self.values[name]
-        return int(value)
-
-    @classmethod
-    def of(cls, launch: Launch, runtime: SimRuntime, device: int) -> Args:
-        """Decode a launch; every address must be live memory that the device reaches."""
-        name = launch.kernel.name
-        values, on_host = unpack(name, launch.args), set()
-        for key, kind in DEVICE_KERNELS[name].args.items():
-            if kind == "ptr" and values[key] and (name, key) not in STORED:
-                place = runtime.places.reach(device, int(values[key]), 1, name)
-                values[key] = place.address
-                if place.device is None:
-                    on_host.add(key)
-        return cls(values, runtime, device, frozenset(on_host))
-
-    def host(self, address: int) -> int:
-        """Where the host finds what the device finds at an address."""
-        if self.runtime.hardware.aliases == "same":
-            return address
-        return self.runtime.places.reach(self.device, address, 1, "a kernel").address
-
-    def link(self, *, read: int = 0, written: int = 0) -> None:
-        """Tell what went over the device's link."""
-        self.runtime.note_link(self.device, read=read, written=written)
 
 
 @frozen(eq=False)
@@ -290,7 +244,7 @@ class HostKernels:
             lanes = choose_lanes(picks.tolist(), cells, _ints(a.share, count + 1))
             entries = _entries(a.entries, count)
             entries["lane"] = lanes
-            _fill(entries, picks, cells, a.outputs, (a.rows, a.host_rows))
+            fill_entries(entries, picks, cells, a.outputs, (a.rows, a.host_rows))
             counts = bytes_at(a.counts, 8 * LANES).view(np.uint64)
             counts += np.bincount(lanes, minlength=LANES).astype(np.uint64)
             if a.mail_picks:
@@ -313,7 +267,7 @@ class HostKernels:
             entries = _entries(a.entries, a.count)
             # to the helper its own entries are hits, whatever it is called on the first device
             entries["lane"] = np.where(lanes == a.lane, HIT, HOST)
-            _fill(entries, picks, cells, a.outputs, (a.host_rows, a.host_rows))
+            fill_entries(entries, picks, cells, a.outputs, (a.host_rows, a.host_rows))
             entries["lane"] = lanes
 
         return ready
@@ -334,53 +288,6 @@ def _all(parts: Sequence[Ready]) -> Ready:
             part()
 
     return ready
-
-
-def choose_lanes(
-    picks: Sequence[int], cells: NDArray[Any], share: NDArray[np.int32]
-) -> NDArray[np.int32]:
-    """The lane of each entry: the rule that the table states for `assign`."""
-    lane_of: dict[int, int] = {}
-    misses = []
-    for pick in dict.fromkeys(picks):
-        cell = cells[pick]
-        if cell["slot"][0]:
-            lane_of[pick] = HIT
-        elif cell["helper"]:
-            lane_of[pick] = HELPER + int(cell["helper"]) - 1
-        else:
-            misses.append(pick)
-    over_link = 0
-    for pick in misses:
-        takes = bool(cells[pick]["alias"][0]) and over_link < share[len(misses)]
-        lane_of[pick] = LINK if takes else HOST
-        over_link += takes
-    return np.array([lane_of[pick] for pick in picks], np.int32)
-
-
-def _fill(
-    entries: NDArray[Any],
-    picks: NDArray[np.int32],
-    cells: NDArray[Any],
-    outputs: int,
-    bases: tuple[int, int],
-) -> None:
-    """Addresses, rows and first entries, by the lanes that stand in `entries`.
-
-    `bases`: rows of what this device computes, and of what others do.
-    """
-    lanes = entries["lane"]
-    slots, aliases = cells["slot"][picks], cells["alias"][picks]
-    there = np.where((lanes == HIT)[:, None], slots, aliases)
-    here = (lanes == HIT) | (lanes == LINK)
-    for part, name in enumerate(("gate", "up", "down")):
-        entries[name] = np.where(here, there[:, part], 0)
-    base = np.where(here, *(np.uint64(b) for b in bases))
-    entries["row"] = base + np.arange(len(picks), dtype=np.uint64) * np.uint64(4 * outputs)
-    entries["expert"] = picks
-    values, firsts, inverse = np.unique(picks, return_index=True, return_inverse=True)
-    del values
-    entries["first"] = firsts[inverse]
 
 
 def _groups(a: Args) -> tuple[NDArray[np.intp], NDArray[np.int64]]:

@@ -15,7 +15,8 @@ from strata_core.kernels.exact import SPLIT
 from strata_core.memory.address import bytes_at
 
 if TYPE_CHECKING:
-    from strata_core.testing.sim.host_kernels import Args, HostKernels
+    from strata_core.testing.sim.args import Args
+    from strata_core.testing.sim.host_kernels import HostKernels
 
 Ready = Callable[[], None]
 
