@@ -177,7 +177,7 @@ prompt_gate_up(const Wave* wave, const int* starts, const int* order, const u8* 
 #endif
 
 #ifdef KERNEL_prompt_down
-KERNEL(256)
+ROOMY(256, 2)
 prompt_down(const Wave* wave, const int* starts, const int* order, const u8* inner, float* out,
             i64 stride, int experts, int rows, int columns, int spread) {
   follow();
