@@ -98,7 +98,7 @@ _HEEDED: Mapping[str, tuple[str, ...]] = {
     "arena_pin_gib": ("arena",),
     "partial_pin": ("arena", "sliced-pinned"),
     "partial_pin_gib": ("arena", "sliced-pinned"),
-    "tier_verify": ("tiered-file",),
+    "tier_verify": ("tiered-file", "sliced-pinned"),
 }
 """The sources that heed a setting about host memory, for settings that not all of them heed."""
 

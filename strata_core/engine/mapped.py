@@ -9,12 +9,16 @@ from strata_core.engine.prepare import Prepared
 from strata_core.engine.start.staged import StagedBackend
 from strata_core.interfaces import Backend, Expert
 
+MAPPED = ("mmap", "sliced-pinned")
+"""Sources that read experts of a mapped file while a model runs."""
+
 
 def mapped_needs(prepared: Prepared, backend: Backend) -> dict[Path, Need]:
     """The end of what is read of each file, by path.
 
     Dense weights are read where they are mapped by a backend without devices; experts by the mapped
-    file, and by the resident complement those that its budget leaves out.
+    file, and by the resident complement those of which it keeps no copy: what its budget leaves out
+    and what devices hold, which prompts and experts that change places read again.
     """
     checkpoint = prepared.checkpoint
     needs: dict[Path, Need] = {}
@@ -27,16 +31,10 @@ def mapped_needs(prepared: Prepared, backend: Backend) -> dict[Path, Need]:
         for tensor in checkpoint.tensors.values():
             piece = tensor.piece
             take(piece.file, piece.offset + piece.nbytes, f"tensor {tensor.name}")
-    if _maps_experts(prepared):
+    if prepared.source.name in MAPPED:
         for layer in checkpoint.experts.layouts:
             for index in range(checkpoint.experts.count):
                 expert = Expert(layer, index)
                 for piece in checkpoint.experts.pieces(expert):
                     take(piece.file, piece.offset + piece.nbytes, str(expert))
     return needs
-
-
-def _maps_experts(prepared: Prepared) -> bool:
-    if prepared.source.name == "sliced-pinned":
-        return prepared.settings.resident_budget_gib is not None
-    return prepared.source.name == "mmap"

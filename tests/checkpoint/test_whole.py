@@ -74,7 +74,7 @@ def test_of_many_files_all_are_looked_at_in_turn(tmp_path: Path) -> None:
         ({"backend": "cpu", "source": "tiered-file"}, {"dense.bin"}),
         ({"backend": "sim", "sim_vram": 0.05, "source": "mmap"}, {"experts.bin"}),
         ({"backend": "sim", "sim_vram": 0.05, "source": "arena"}, set()),
-        ({"backend": "sim", "sim_vram": 0.05, "source": "sliced-pinned"}, set()),
+        ({"backend": "sim", "sim_vram": 0.05, "source": "sliced-pinned"}, {"experts.bin"}),
         (
             {
                 "backend": "sim",
@@ -108,3 +108,21 @@ def test_files_that_are_read_and_no_others_end_a_round(
             with (pack / name).open("r+b") as file:
                 file.write(data)
         assert model.logits([1, 2, 3]).tobytes() == expected
+
+
+def test_a_prompt_whose_experts_devices_hold_alone_ends_with_an_error(tmp_path: Path) -> None:
+    """Its chunks borrow slots and read what was in them again."""
+    source = tmp_path / "m.gguf"
+    write_tiny_gguf(source, hyper=tiny_hyper(experts=4, context=256), expert_type="Q4_0")
+    pack = write_pack(open_checkpoint(source), tmp_path / "pack", Silent()).path
+    options = {"backend": "sim", "sim_vram": 0.05, "source": "sliced-pinned", "expert_cache": 4}
+    ids = [1 + i % 30 for i in range(100)]
+    with strata_core.load(pack, threads=1, **options) as model:
+        expected = model.logits(ids).tobytes()
+        data = (pack / "experts.bin").read_bytes()
+        os.truncate(pack / "experts.bin", 4096)
+        with pytest.raises(CheckpointError, match="cut short"):
+            model.logits(ids)
+        with (pack / "experts.bin").open("r+b") as file:
+            file.write(data)
+        assert model.logits(ids).tobytes() == expected

@@ -24,7 +24,7 @@ from strata_core.cli.compare.turns import run, take_turns
 from strata_core.errors import StrataError, UsageError
 
 HERE = Path(__file__).parent
-ASKED = Asked(prompt=32, decode=8, repeats=3, threads=2)
+ASKED = Asked(prompt=32, decode=8, repeats=3, threads=2, named=True)
 STRATA = (HERE / "strata-bench.json").read_text("utf-8")
 PEER = (HERE / "llama-bench.json").read_text("utf-8")
 READERS = {"strata": read_strata, "peer": read_llama_bench}
@@ -82,6 +82,11 @@ def changed(text: str, **changes: Any) -> str:
         ("strata", changed(STRATA, samples__prompt__1__tok_s="9"), "'tok_s' is missing"),
         ("strata", changed(STRATA, samples__prompt__1__tok_s=0.0), "not all speeds"),
         ("strata", changed(STRATA, machine__threads=4), "threads: 2 asked for, found 4"),
+        ("strata", changed(STRATA, plan=None), "'plan' is missing"),
+        ("strata", changed(STRATA, plan__memory=None), "'memory' is missing"),
+        ("strata", changed(STRATA, plan__memory__0__items=None), "'items' is missing"),
+        ("strata", changed(STRATA, plan__memory__0__kind=None), "'kind' is missing"),
+        ("strata", changed(STRATA, plan__memory__0__kind="vram0"), "'actual' is missing"),
         ("peer", "error: cannot load\n", "cannot load"),
         ("peer", changed(PEER, __1=None), "decode tests of 8 tokens: 1 asked for, found 0"),
         ("peer", changed(PEER, __0__n_prompt=512), "prompt tests of 32 tokens"),
@@ -227,7 +232,7 @@ def test_a_whole_run(peer: Path, tmp_path: Path, strata: Any) -> None:
     assert result.code == 0, result.err
     document = json.loads(out.read_text("utf-8"))
     assert document["asked"] == {
-        "prompt": 32, "decode": 8, "repeats": 3, "threads": 2, "pairs": 1,
+        "prompt": 32, "decode": 8, "repeats": 3, "threads": 2, "named": True, "pairs": 1,
     }  # fmt: skip
     assert document["model"] == {"name": demo.name, "bytes": demo.stat().st_size}
     assert "--backend cpu" in document["commands"]["strata"]
@@ -242,6 +247,20 @@ def test_a_whole_run(peer: Path, tmp_path: Path, strata: Any) -> None:
     assert [line.split()[0] for line in lines] == ["run", "prompt", "decode"]
     assert "pair 1 of 1" in result.err
     assert str(peer) in result.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a script with a #! line")
+@pytest.mark.parametrize(("cache", "left"), [("0", 6), ("96", 3), ("192", 0)])
+def test_a_device_is_shared_out_alike(cache: str, left: int, tmp_path: Path, strata: Any) -> None:
+    """The stand-in is asked for as many layers in its device as Strata has experts there."""
+    file = tmp_path / "llama-bench"
+    file.write_text(f"#!{sys.executable}\nimport sys\nsys.exit(' '.join(sys.argv[1:]))\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    args = ("bench", "demo", "-p", "0", "-n", "2", "-r", "1", "--pairs", "1")
+    device = ("--backend", "sim", "--sim-vram", "0.05", "--expert-cache", cache)
+    result = strata(*args, *device, "--compare", f"llama-bench={file}")
+    assert result.code == 1
+    assert f"-ngl 99 -ncmoe {left}" in result.err
 
 
 def test_failure_leaves_no_document(tmp_path: Path, strata: Any) -> None:

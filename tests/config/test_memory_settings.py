@@ -90,7 +90,7 @@ SOURCES = ("arena", "sliced-pinned", "tiered-file", "mmap")
         ("STRATA_COMPLEMENT_PIN_GIB", "all", {"sliced-pinned"}),
         ("STRATA_TEST_COMPLEMENT_REFUSE", "1", {"sliced-pinned"}),
         ("STRATA_PARTIAL_PIN", "1", {"arena", "sliced-pinned"}),
-        ("STRATA_TIER_VERIFY", "1", {"tiered-file"}),
+        ("STRATA_TIER_VERIFY", "1", {"tiered-file", "sliced-pinned"}),
         ("STRATA_TIER_VERIFY", "0", set(SOURCES)),
         ("STRATA_PIN_MARGIN_GIB", "1", set(SOURCES)),
     ],

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from strata_core.cli.compare.figures import Asked, Figures, Kind, Pair
     from strata_core.cli.compare.peers import Peer, Placed
 
-CACHE_ITEM = "expert slots"
-
 FORMAT = "strata-comparison"
 FORMAT_VERSION = 1
 
@@ -60,11 +58,13 @@ def compare(
     peer, program = _peer(wanted.peer)
     _writable(wanted.report)
     path = _file(model_path(model), model)
-    threads = _threads(invocation)
-    asked = Asked(flags["prompt"], flags["decode"], flags["repeats"], threads)
+    named = invocation.settings().threads
+    asked = Asked(
+        flags["prompt"], flags["decode"], flags["repeats"], named or _cores(), named is not None
+    )
     strata = [
         *(sys.executable, "-m", "strata_core", "bench", str(path), *asked.flags),
-        *("--seed", str(flags["seed"]), "--threads", str(threads), "--json"),
+        *("--seed", str(flags["seed"]), "--json"),
         *_own_flags(invocation),
     ]
     kinds = list(asked.tokens)
@@ -135,12 +135,12 @@ def _file(path: Path, model: str) -> Path:
     return path
 
 
-def _threads(invocation: Invocation) -> int:
-    """As many as --threads says, or as the CPU backend would take."""
+def _cores() -> int:
+    """As many threads as the CPU backend would take."""
     from strata_core.kernels.cpu.backend import threads_of
     from strata_core.machine import read_machine
 
-    return invocation.settings().threads or threads_of(read_machine())
+    return threads_of(read_machine())
 
 
 def _own_flags(invocation: Invocation) -> list[str]:
@@ -148,7 +148,7 @@ def _own_flags(invocation: Invocation) -> list[str]:
     found = ["--config", invocation.config] if invocation.config else []
     for setting in invocation.table.settings:
         value = invocation.flags.get(setting.key)
-        if setting.key == "threads" or setting.flag is None or value is None:
+        if setting.flag is None or value is None:
             continue
         found += [setting.flag] if setting.kind == "switch" else [setting.flag, str(value)]
     return found
@@ -158,6 +158,7 @@ def _placed(path: Path, figures: Figures) -> Placed:
     """How much of the model Strata had on its devices, by what it said after the first process."""
     from strata_core.checkpoint.open import open_checkpoint
     from strata_core.cli.compare.peers import Placed
+    from strata_core.plan.sizes import SLOTS
 
     checkpoint = open_checkpoint(path)
     try:
@@ -166,8 +167,9 @@ def _placed(path: Path, figures: Figures) -> Placed:
         layers = len(files.layouts)
     finally:
         checkpoint.close()
-    devices = [tier for tier in figures.about.get("memory", ()) if tier["kind"].startswith("vram")]
-    held = sum(i["actual"] for t in devices for i in t["items"] if i["name"] == CACHE_ITEM)
+    tiers = figures.about["plan"]["memory"]
+    devices = [tier for tier in tiers if tier["kind"].startswith("vram")]
+    held = sum(i["actual"] for t in devices for i in t["items"] if i["name"] == SLOTS)
     return Placed(layers=layers, experts=held / max(1, total), device=bool(devices))
 
 

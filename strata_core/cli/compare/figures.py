@@ -19,12 +19,17 @@ def spread(numbers: Sequence[float]) -> dict[str, float]:
 
 @frozen
 class Asked:
-    """What every process is asked to measure; 0 tokens leave a kind out."""
+    """What every process is asked to measure; 0 tokens leave a kind out.
+
+    `threads` are the peer's; Strata takes as many where they were `named`, else what its backend
+    takes by itself: beside a device a core is left to the driver.
+    """
 
     prompt: int
     decode: int
     repeats: int
     threads: int
+    named: bool = False
 
     @property
     def tokens(self) -> dict[Kind, int]:

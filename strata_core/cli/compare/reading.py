@@ -29,8 +29,14 @@ def read_strata(text: str, asked: Asked) -> Figures:
         rows = _member(_member(document, "samples", dict), kind, list)
         _check(f"tokens of a {kind} run", {_member(row, "tokens", int) for row in rows}, tokens)
         samples[kind] = _rates([_member(row, "tok_s", float) for row in rows], kind, asked)
-    _check("threads", {_member(document, "machine", dict).get("threads")}, asked.threads)
-    names = ("machine", "selections", "degradations", "kv", "seed", "timings", "counters", "memory")
+    threads = _member(document, "machine", dict).get("threads")
+    if asked.named:
+        _check("threads", {threads}, asked.threads)
+    for tier in _member(_member(document, "plan", dict), "memory", list):
+        for item in _member(tier, "items", list):
+            if _member(tier, "kind", str).startswith("vram"):
+                _member(item, "actual", int)
+    names = ("machine", "selections", "degradations", "kv", "seed", "timings", "counters", "plan")
     return Figures(samples, {name: document[name] for name in names if name in document})
 
 
