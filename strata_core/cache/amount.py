@@ -29,7 +29,7 @@ _log = logging.getLogger("strata.cache")
 class Wish:
     """What the user asked of one device's cache: the amount, and bytes to leave free (None: auto).
 
-    `share` is `flag`'s name in messages.
+    `flag` names it in messages.
     """
 
     amount: Amount

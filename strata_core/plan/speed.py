@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from attrs import asdict, evolve, field, frozen
+from attrs import asdict, field, frozen
 
 Lane = Literal["vram", "link", "host", "file"]
 """Where bytes are read: a device's memory, its link to the host, host memory, the model's file."""
@@ -142,11 +142,6 @@ def learned(speed: Speed, tokens_s: float, origin: str) -> tuple[Lane, Rate] | N
     ((lane, nbytes),) = speed.bytes_by_lane.items()
     seconds = max(1 / tokens_s - ROUND_S, 0.1 / tokens_s)
     return lane, Rate(nbytes / seconds, origin)
-
-
-def with_rate(pace: Pace, lane: Lane, rate: Rate) -> Pace:
-    """The same with another rate for a lane."""
-    return evolve(pace, rates={**pace.rates, lane: rate})
 
 
 def _asked(asked: Sequence[float], placed: Placed) -> tuple[float, float, float, float]:

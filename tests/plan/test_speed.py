@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from strata_core.plan.speed import (
     Rate,
     learned,
     predict,
-    with_rate,
 )
 
 MIB = 1 << 20
@@ -103,7 +103,8 @@ def test_a_run_by_one_lane_teaches_its_rate() -> None:
     assert found is not None
     lane, rate = found
     assert (lane, rate.origin) == ("host", "here")
-    again = predict(with_rate(pace(), lane, rate), Placed(in_ram=64, blob=MIB))
+    known = evolve(pace(), rates={**pace().rates, lane: rate})
+    again = predict(known, Placed(in_ram=64, blob=MIB))
     assert again.tokens_s == pytest.approx(25.0)
     mixed = predict(pace(), Placed(cached=5, in_ram=59, blob=MIB, dense_in="vram"))
     assert learned(mixed, 25.0, "here") is None

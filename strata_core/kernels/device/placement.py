@@ -309,7 +309,7 @@ class Placement:
             address = self.held.pinned(BUFFERS * staging.nbytes, purpose, small=False)
             buffers = tuple(address + n * staging.nbytes for n in range(BUFFERS))
         except Refused as error:
-            # those of filling have nothing to do by then
+            # those of filling serve too: prompts use them, but swaps rest while one is computed
             buffers = staging.addresses
             self.degrade(few_buffers(f"{self.runtime.label}{self.device}", len(buffers), error))
         self.moving = Moving(self._mirror_at, target, nbytes, buffers)

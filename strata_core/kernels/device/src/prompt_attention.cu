@@ -7,31 +7,15 @@
 #define TILE 32
 #define PARTS ((HEAD_DIM + 31) / 32)
 
-// A stored key or value as a float again: section 8.
-#ifdef KV_fp32
-typedef float Kept;
-DEV float kept(const Kept* p, const u16* scales, size_t i) { return p[i]; }
-#endif
-#ifdef KV_fp16
-typedef u16 Kept;
-DEV float kept(const Kept* p, const u16* scales, size_t i) { return half_of(p[i]); }
-#endif
-#ifdef KV_int8
-typedef i8 Kept;
-DEV float kept(const Kept* p, const u16* scales, size_t i) {
-  return mul((float)p[i], half_of(scales[i >> 5]));
-}
-#endif
-
 #if HEAD_DIM <= 256
 #define PITCH (HEAD_DIM + 1)
 #define SEEN(p, i) shared[((p) - tile) * PITCH + (i)]
-DEV void bring(float* to, const Kept* from, const u16* scales, size_t base, int width, int a,
+DEV void bring(float* to, const Stored* from, const u16* scales, size_t base, int width, int a,
                int b, int tile) {
   __syncthreads();
   for (int i = threadIdx.x; i < (b - a) * HEAD_DIM; i += 256) {
     int p = a + i / HEAD_DIM, e = i % HEAD_DIM;
-    to[(p - tile) * PITCH + e] = kept(from, scales, base + (size_t)p * width + e);
+    to[(p - tile) * PITCH + e] = stored(from, scales, base + (size_t)p * width + e);
   }
   __syncthreads();
 }
@@ -39,8 +23,8 @@ DEV void bring(float* to, const Kept* from, const u16* scales, size_t base, int 
 #else
 // A tile of so long heads is more than shared memory holds: each warp reads its own.
 #define PITCH 1
-#define SEEN(p, i) kept(rows, scales, base + (size_t)(p) * width + (i))
-DEV void bring(float*, const Kept*, const u16*, size_t, int, int, int, int) {}
+#define SEEN(p, i) stored(rows, scales, base + (size_t)(p) * width + (i))
+DEV void bring(float*, const Stored*, const u16*, size_t, int, int, int, int) {}
 #endif
 
 // A sum over positions: largest score, sum of weights, weighted values (lane's elements).
@@ -86,7 +70,7 @@ prompt_attention(const float* q, float* out, const int* positions, const Place* 
   bool first = true;
   for (int tile = low / TILE * TILE; tile < high; tile += TILE) {
     int begin = low > tile ? low : tile, end = high < tile + TILE ? high : tile + TILE;
-    const Kept* rows = (const Kept*)place.k;
+    const Stored* rows = (const Stored*)place.k;
     const u16* scales = (const u16*)place.k_scales;
     bring(shared, rows, scales, base, width, begin, end, tile);
     int p = tile + lane, a = from > tile ? from : tile;
@@ -125,7 +109,7 @@ prompt_attention(const float* q, float* out, const int* positions, const Place* 
       now.l = fma_(now.l, shrink, fold8(t));
       now.m = top;
     }
-    rows = (const Kept*)place.v, scales = (const u16*)place.v_scales;
+    rows = (const Stored*)place.v, scales = (const u16*)place.v_scales;
     bring(shared, rows, scales, base, width, begin, end, tile);
     if (taking) {
 #pragma unroll
