@@ -10,7 +10,7 @@ import click
 from strata_core.cli.command import Invocation, command
 from strata_core.cli.words import table
 from strata_core.config import did_you_mean
-from strata_core.errors import UsageError
+from strata_core.errors import StrataError, UsageError
 from strata_core.interfaces import AllocatorRecord, Role, Unusable
 from strata_core.setting_table import LOADING
 
@@ -59,6 +59,8 @@ def command_object(
     found = _role(catalogue, name, role)
     _check_usable(catalogue, found, name, settings.backend)
     from strata_core.api import model_path
+
+    _need("pytest", "hypothesis")
     from strata_core.testing.conformance.run import run_conformance
 
     paths: dict[str, Path | None] = {}
@@ -132,3 +134,16 @@ def _role(catalogue: Catalogue, name: str, given: str | None) -> Role:
         f"there are {', '.join(sorted(every))}" + (f"; not loaded: {broken}" if broken else ""),
         did_you_mean(name, every) or "`strata plugins` lists what is installed",
     )
+
+
+def _need(*modules: str) -> None:
+    """Raise StrataError where a package is missing that the suites are made with."""
+    from importlib.util import find_spec
+
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise StrataError(
+            "the conformance suite cannot run",
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            "pip install 'strata-core[conformance]'",
+        )

@@ -280,6 +280,7 @@ def _plan_request(
             f"{checkpoint.path} was trained on {trained} tokens",
             f"give at most {trained}",
         )
+    resident = settings.resident_budget_gib
     return PlanRequest(
         sizes=sizes,
         ram=memory.ram,
@@ -289,4 +290,5 @@ def _plan_request(
         source=given.name if given else None,
         source_because=given.because if given else "",
         context=settings.max_context,
+        resident=None if resident is None else int(resident * 2**30),
     )

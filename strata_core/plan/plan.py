@@ -51,6 +51,7 @@ class PlanRequest:
     where the choice is the planner's; `source_because` says who gave the source. `trained` is the
     trained context length; `accelerator` the devices, None where the backend has none;
     `low_ram` what the tiered file would do; `pace` what a prediction goes by, None for none.
+    `resident` are the most bytes of experts that the resident complement keeps, None for any.
     """
 
     sizes: Sizes
@@ -64,6 +65,7 @@ class PlanRequest:
     accelerator: Accelerator | None = None
     low_ram: LowRam = field(factory=LowRam)
     pace: Pace | None = None
+    resident: int | None = None
 
     @property
     def room(self) -> int:
@@ -204,7 +206,13 @@ def _choose_source(request: PlanRequest) -> tuple[str, str]:
             f"used; all experts would take {gib(need)}"
         )
     if request.low_ram.because and not request.low_ram.unmet:
-        return tier.SOURCE, request.low_ram.because
+        buffers = _need(request, tier.SOURCE, context)
+        if buffers <= request.room or _need(request, "mmap", context) > request.room:
+            return tier.SOURCE, request.low_ram.because
+        return "mmap", (
+            f"with the buffers of a tier in memory it would take {gib(buffers)}, and only "
+            f"{gib(request.room)} may be used"
+        )
     return "mmap", (
         f"all experts in memory would take {gib(need)}, and only {gib(request.room)} may be used"
     )
@@ -269,7 +277,10 @@ def _ram(request: PlanRequest, source: str, context: int) -> tuple[Item, ...]:
         *buffers,
     ]
     if keeps_experts_in_ram(source):
-        items.insert(1, Item("experts", sizes.experts, EXPERTS))
+        kept = sizes.experts
+        if source == "sliced-pinned" and request.resident is not None:
+            kept = min(kept, request.resident)
+        items.insert(1, Item("experts", kept, EXPERTS))
     return tuple(items)
 
 

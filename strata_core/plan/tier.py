@@ -113,10 +113,10 @@ def tier_degradations(request: PlanRequest, plan: Plan) -> Iterator[Degradation]
                 remedy="`strata profile` makes one for --expert-profile; what this run asks for "
                 "counts for the next one",
             )
-    elif request.source is None and low_ram.because and low_ram.unmet and plan.source == "mmap":
+    elif request.source is None and low_ram.because and plan.source == "mmap":
         yield Degradation(
             what="the mapped file is used instead of a tier in memory",
-            why=low_ram.unmet,
+            why=low_ram.unmet or plan.source_because,
             cost="the system's file cache decides which experts stay in memory",
             remedy="use one device with --device, or free memory",
         )

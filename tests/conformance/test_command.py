@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,25 @@ def test_a_run_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MODULE", "import os\n\nos._exit(3)\n")
     with pytest.raises(StrataError, match="did not run on source gone"):
         run.run_conformance("source", "gone")
+
+
+def test_what_the_suites_are_made_with_is_named_where_it_is_missing(tmp_path) -> None:
+    """In an environment without pytest, as the README's first command makes it."""
+    code = (
+        "import importlib.util as u, sys\n"
+        "real = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'pytest' else real(name, *a)\n"
+        "sys.modules['pytest'] = None\n"
+        "from strata_core.cli.entry import run\n"
+        "sys.argv = ['strata', 'conformance', 'cpu']\n"
+        "run()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "strata: the conformance suite cannot run",
+        "pytest is not installed",
+        "pip install 'strata-core[conformance]'",
+    ]

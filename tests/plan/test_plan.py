@@ -16,6 +16,7 @@ from strata_core.plan.plan import (
     Tier,
     make_plan,
 )
+from strata_core.plan.tier import LowRam, tier_degradations
 
 MIB = 1 << 20
 SIZES = Sizes(dense=100 * MIB, experts=1000 * MIB, kv_position=MIB // 4, workspace=8 * MIB)
@@ -42,6 +43,27 @@ def test_the_mapped_file_is_taken_where_the_arena_does_not_fit() -> None:
     plan = make_plan(request(1200))
     assert (plan.source, plan.fits) == ("mmap", True)
     assert [tier.need for tier in plan.tiers if tier.name == "file"] == [1000 * MIB]
+
+
+def test_the_resident_complement_takes_no_more_than_its_budget() -> None:
+    named = {"source": "sliced-pinned", "resident": 200 * MIB}
+    plan = make_plan(request(1200, **named))
+    assert plan.fits
+    assert {item.name: item.nbytes for item in ram_tier(plan).items}["experts"] == 200 * MIB
+    assert [tier.need for tier in plan.tiers if tier.name == "file"] == [800 * MIB]
+
+
+@pytest.mark.parametrize(("ring", "source"), [(1, "tiered-file"), (2000, "mmap")])
+def test_a_tier_whose_own_buffers_do_not_fit_is_not_chosen(ring: int, source: str) -> None:
+    low_ram = LowRam(because="little memory", cells=1000 * MIB, ring=ring * MIB)
+    plan = make_plan(request(1200, low_ram=low_ram))
+    assert (plan.source, plan.fits) == (source, True)
+    if source == "mmap":
+        assert "buffers of a tier" in plan.source_because
+        (said,) = [
+            d for d in tier_degradations(request(1200, low_ram=low_ram), plan) if "tier" in d.what
+        ]
+        assert said.why == plan.source_because
 
 
 def ram_tier(plan: Plan) -> Tier:

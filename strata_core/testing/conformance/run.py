@@ -115,7 +115,6 @@ def run_conformance(
     `timeout` seconds for the whole run. Raises StrataError where pytest or hypothesis is missing,
     where the record does not load, and where the run does not end.
     """
-    _need("pytest", "hypothesis")
     with tempfile.TemporaryDirectory(prefix="strata-conformance-") as temporary:
         folder = Path(temporary)
         result = folder / "result.json"
@@ -175,15 +174,3 @@ def _run(folder: Path, result: Path, timeout: float, subject: str) -> str:
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip() if lines else "it printed nothing"
-
-
-def _need(*modules: str) -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in modules if find_spec(name) is None]
-    if missing:
-        raise StrataError(
-            "the conformance suite cannot run",
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
-            "pip install 'strata-core[conformance]'",
-        )
