@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import strata_core
+from strata_core.cache.adaptive import Pair
 from strata_core.engine.messages import Finished
-from strata_core.interfaces import AllocatorContext, SourceContext
+from strata_core.errors import EngineError
+from strata_core.interfaces import AllocatorContext, Expert, SourceContext
 from strata_core.kernels.cpu.executor import CpuExecutor
 from strata_core.kernels.cpu.pool import Pool
+from strata_core.kernels.device.adapting import holds
 from strata_core.memory import pinned
 from strata_core.model.build import build_program
 from strata_core.sources import arena, sliced_pinned
@@ -264,6 +267,92 @@ def test_swaps_take_few_verbs_and_wait_for_nothing(lab, tools, tiny_file):
     called = {verb for verb in VERBS if after.get(verb, 0) != before.get(verb, 0)}
     assert called == {*SWAP_VERBS, "graph_launcher"}
     bound.close()
+
+
+@pytest.mark.parametrize("kind", ["arena", "resident", "resident, a part page-locked"])
+def test_a_swap_asks_the_source_for_its_own_experts_alone(lab, tools, tiny_file, kind):
+    bound = Bound(lab, tools, tiny_file(), kind, expert_cache=6, pcie_frac=0.5, tier_verify=False)
+    source, asked = bound.source, []
+    view = source.view
+    source.view = lambda expert: asked.append(expert) or view(expert)
+    source.addresses = lambda layer: pytest.fail(f"all experts of layer {layer} are asked for")
+    bound.logits()
+    counts = bound.executor._adaptation.swapper.counts
+    assert counts.entered > 0
+    swaps = counts.entered + counts.undone + bound.executor._adaptation.swapper.under_way
+    assert len(asked) <= 6 * swaps, "a fixed number for each swap, however many experts there are"
+    bound.close()
+
+
+class PartlyStable:
+    """One expert of each layer has an address that holds."""
+
+    stable_version = 0
+
+    def stable_addresses(self, layer):
+        table = np.zeros((4, 3), np.uint64)
+        table[layer] = 64
+        return table
+
+    def begin_layer(self, layer, experts): ...
+    def view(self, expert):
+        pytest.fail("nothing is acquired to learn this")
+
+    read_into = release = close = view
+
+
+def test_whether_an_address_holds(lab, tools, tiny_file):
+    for layer in range(3):
+        found = [holds(PartlyStable(), Expert(layer, index)) for index in range(4)]
+        assert found == [index == layer for index in range(4)]
+    assert holds(MappedFile(tiny_file().experts), Expert(0, 1))
+    assert not holds(object(), Expert(0, 1))
+
+
+@pytest.fixture
+def swapped(lab, tools, tiny_file):
+    """A bound model, and of the second layer a pair that may change places with a spare slot."""
+    bound = Bound(lab, tools, tiny_file(), expert_cache=6)
+    adaptation = bound.executor._adaptation
+    pool, layouts = adaptation.swapper.pool, bound.checkpoint.experts.layouts
+    layer = sorted(layouts)[1]
+    leaving = next(e for e in sorted(pool.places) if e.layer == layer)
+    others = (Expert(layer, i) for i in range(bound.checkpoint.experts.count))
+    entering = next(e for e in others if e not in pool.places)
+    slot = pool.take_spare(layouts[layer])
+    yield adaptation.table, (Pair(leaving, entering), slot)
+    pool.give_spare(layouts[layer], slot)
+    bound.close()
+
+
+def test_only_layers_with_a_swap_are_copied(swapped, monkeypatch):
+    table, swap = swapped
+    layer, copied = swap[0].entering.layer, []
+    real = table.runtime.copy
+    monkeypatch.setattr(
+        table.runtime, "copy", lambda *given: copied.append(given) or real(*given), raising=False
+    )
+    table.publish([swap])
+    cells = table.cells.layers[layer]
+    ((target, source, nbytes, _),) = copied
+    assert (source, nbytes) == (cells.ctypes.data, cells.nbytes)
+    assert target - table.target == source - table.mirror
+    assert nbytes < table.nbytes
+
+
+def test_the_wait_for_the_last_copy_is_bounded(swapped, monkeypatch):
+    table, swap = swapped
+    table.publish([swap])
+    before = {layer: cells.tobytes() for layer, cells in table.cells.layers.items()}
+    version, table.patience = table.cells.version, 0.01
+    with monkeypatch.context() as patch:
+        patch.setattr(table.runtime, "finished", lambda event: False, raising=False)
+        with pytest.raises(EngineError, match="the copy of the table of cells"):
+            table.publish([swap])
+    assert {layer: cells.tobytes() for layer, cells in table.cells.layers.items()} == before
+    assert table.cells.version == version
+    table.publish([swap])
+    assert table.cells.version == version + 1
 
 
 @pytest.mark.parametrize("kind", ["arena", "resident, pageable"])

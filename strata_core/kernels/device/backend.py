@@ -228,7 +228,9 @@ class DeviceBackend:
         demand.inside[[demand.number(expert) for expert in pool.places]] = True
         table = DeviceTable(
             runtime=self.runtime,
+            device=placement.device,
             stream=placement.stream,
+            patience=self._patience,
             cells=cells,
             mirror=moving.mirror,
             target=moving.target,
