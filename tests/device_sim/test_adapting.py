@@ -31,6 +31,16 @@ SOURCES = {
 }
 TEXT = np.array([7, 9, 7, 11] * 5 + [200, 201, 200, 203] * 5, np.int32)
 """Two parts that ask for few experts each, and not for the same ones."""
+NOT_REACHED = ("mmap", "resident, pageable")
+"""Kinds of which no expert has an address that a device reads."""
+
+
+def told_of_share(lab, kind, share):
+    """Take the degradation of a share that nothing can take; whether it is there where due."""
+    told = [d for d in lab.degradations if d.what == f"--pcie-frac {share:g} has no effect"]
+    for item in told:
+        lab.degradations.remove(item)
+    return len(told) == (share > 0 and kind in NOT_REACHED)
 
 
 class Bound:
@@ -132,7 +142,35 @@ def test_bits_do_not_depend_on_who_changes_places(
         assert file["verified"] >= counters["left"]["experts"]
     else:
         assert counters["left"]["experts"] == 0, "nothing leaves what every expert lies in"
+    assert told_of_share(lab, kind, share)
     assert lab.degradations == []
+    bound.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cache", "more"),
+    [
+        ("mmap", 5, {}),
+        ("mmap", 5, {"expert_cache_device1": 4}),
+        ("resident, pageable", 0, {}),
+        ("mmap", 16, {}),
+        ("mmap", 12, {"expert_cache_device1": 4}),
+        ("resident", 5, {}),
+        ("resident, a part page-locked", 5, {}),
+    ],
+)
+@pytest.mark.parametrize("share", [0, 0.5, 1, "auto"])
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_share_that_nothing_can_take_is_reported(
+    lab, tools, tiny_file, kind, cache, more, share, every
+):
+    options = {"expert_cache": cache, "pcie_frac": share, "adapt_every": every, **more}
+    bound = Bound(lab, tools, tiny_file(), kind, **options)
+    misses = cache + more.get("expert_cache_device1", 0) < 16
+    without = share not in (0, "auto") and kind in NOT_REACHED and misses
+    told = [d for d in lab.degradations if d.what.endswith("has no effect")]
+    assert [d.what for d in told] == ([f"--pcie-frac {share} has no effect"] if without else [])
+    assert all("--source arena" in d.remedy for d in told)
     bound.close()
 
 
@@ -364,6 +402,7 @@ def test_a_verb_that_fails_in_a_swap_changes_no_token(lab, tools, tiny_file, exp
     counted.logits()
     last = counted.backend.runtime.calls().get(verb, 0)
     counted.close()
+    assert told_of_share(lab, kind, 0.5)
     chosen = range(begin + 1, last + 1)
     if len(chosen) > 3:
         chosen = [begin + 1, begin + 2, (begin + last) // 2]
@@ -371,6 +410,7 @@ def test_a_verb_that_fails_in_a_swap_changes_no_token(lab, tools, tiny_file, exp
         runtime = lab.runtime(faults=SimFaults({verb: nth}))
         bound = Bound(lab, tools, checkpoint, kind, runtime, expert_cache=6, pcie_frac=0.5)
         assert bound.logits().tobytes() == expected(lab, checkpoint)
+        assert told_of_share(lab, kind, 0.5)
         if runtime.calls().get(verb, 0) >= nth and lab.degradations:
             assert "no longer change places on SIM0" in lab.degradations.pop().what
         assert lab.degradations == []
