@@ -14,7 +14,7 @@ from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin_settings
 from strata_core.engine.devices import accelerator, without_source, without_use
 from strata_core.engine.rates import pace, rates_path
-from strata_core.engine.tier import Known, known_profile, low_ram
+from strata_core.engine.tier import Known, known_profile, low_ram, unlearned
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import BackendRecord, Capabilities, Expert, Limits, Probe, Role
 from strata_core.kernels.kv import kv_bytes
@@ -148,6 +148,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
             *unheeded(settings, selections, record),
             *memory.degradations,
             *plan_degradations(request, plan),
+            *unlearned(known, plan),
             *unchecked_reads(settings, checkpoint.experts, source.name),
         ),
     )
