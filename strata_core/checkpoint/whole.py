@@ -7,13 +7,12 @@ as a lost byte is read. Looking at its length first turns that into an error tha
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from attrs import define, field, frozen
 
-from strata_core.errors import CheckpointError
+from strata_core.errors import CheckpointError, Degradation
 
 AT_ONCE = 8
 """Files looked at before a round; of more than these, others in each round."""
@@ -25,6 +24,15 @@ class Need:
 
     end: int
     what: str
+
+
+def _unwatched(path: Path, error: OSError) -> Degradation:
+    return Degradation(
+        what=f"{path} is not watched while it is in use",
+        why=f"it cannot be opened once more: {error.strerror or error}",
+        cost="cutting it short would end this process, where else a request fails",
+        remedy="leave the file as it is while the model is loaded, or load the model again",
+    )
 
 
 @define(eq=False)
@@ -39,12 +47,16 @@ class WholeFiles:
     _next: int = 0
 
     @classmethod
-    def open(cls, needs: Mapping[Path, Need]) -> WholeFiles:
-        """Watch these files. One that cannot be opened any more is not watched."""
+    def open(cls, needs: Mapping[Path, Need], degrade: Callable[[Degradation], None]) -> WholeFiles:
+        """Watch these files. One that cannot be opened any more is reported, and not watched."""
         found = cls(dict(needs))
         for path in needs:
-            with suppress(OSError):
-                found._open.append((os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)), path))
+            try:
+                descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            except OSError as error:
+                degrade(_unwatched(path, error))
+            else:
+                found._open.append((descriptor, path))
         return found
 
     def check(self) -> None:

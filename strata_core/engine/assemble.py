@@ -143,7 +143,7 @@ def start(
                 f"backend {prepared.backend.name} does not count which experts are chosen",
                 "leave it out, or choose --backend cpu",
             )
-        whole = WholeFiles.open(mapped_needs(prepared, backend))
+        whole = WholeFiles.open(mapped_needs(prepared, backend), degradations.report)
         parts.callback(whole.close)
         engine = Engine(
             executor=executor,

@@ -14,7 +14,7 @@ from strata_core.engine.assemble import Running
 from strata_core.engine.devices import is_simulated
 from strata_core.engine.messages import Finished
 from strata_core.engine.prepare import Prepared
-from strata_core.engine.rates import MEASURED, SHORT, rates_path, remember
+from strata_core.engine.rates import MEASURED, SHORT, remember
 from strata_core.plan.actual import (
     Actual,
     Beside,
@@ -116,7 +116,7 @@ def plan_beside(prepared: Prepared, running: Running) -> PlanBeside:
     return PlanBeside(
         plan=prepared.plan,
         actual=running.actual(prepared.plan, simulated=simulated),
-        rates_file=rates_path(prepared.checkpoint, prepared.settings, backend),
+        rates_file=prepared.rates_file,
     )
 
 

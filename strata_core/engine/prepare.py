@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from math import floor, prod
+from pathlib import Path
 
 from attrs import asdict, evolve, field, frozen
 
@@ -12,8 +13,8 @@ from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin_settings
 from strata_core.engine.devices import accelerator, without_source, without_use
-from strata_core.engine.rates import pace
-from strata_core.engine.tier import Known, known_profile, low_ram
+from strata_core.engine.rates import pace, rates_path
+from strata_core.engine.tier import Known, known_profile, low_ram, unlearned
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import BackendRecord, Capabilities, Expert, Limits, Probe, Role
 from strata_core.kernels.kv import kv_bytes
@@ -69,6 +70,7 @@ class Prepared:
     plan: Plan
     degradations: tuple[Degradation, ...]
     known: Known = field(factory=Known)
+    rates_file: Path | None = None
 
     @property
     def ranking(self) -> tuple[Expert, ...] | None:
@@ -116,11 +118,13 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     memory = _memory(settings, machine)
     known = known_profile(checkpoint, settings)
     asked = given.name if given else None
+    used = devices.devices if devices else ()
+    measured = rates_path(checkpoint, settings, machine, backend.name, used)
     request = evolve(
         _plan_request(checkpoint, settings, memory, sizes, given),
         accelerator=devices,
         low_ram=low_ram(checkpoint, settings, machine, sizes, devices, known, asked),
-        pace=pace(checkpoint, program, settings, machine, known, record),
+        pace=pace(checkpoint, program, settings, machine, known, record, measured),
     )
     plan = make_plan(request)
     source = _source(choice, plan, checkpoint.form)
@@ -137,12 +141,14 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         limits=Limits(chunk, WINDOW_LOGITS, plan.context, kv_type),
         plan=plan,
         known=known,
+        rates_file=measured,
         degradations=(
             *variable_degradations(table=settings.table),
             *unused,
             *unheeded(settings, selections, record),
             *memory.degradations,
             *plan_degradations(request, plan),
+            *unlearned(known, plan),
             *unchecked_reads(settings, checkpoint.experts, source.name),
         ),
     )

@@ -1,14 +1,16 @@
 """The rates that a plan's prediction goes by: measured by earlier runs where there were any.
 
 A run whose bytes all came by one lane tells that lane's rate for its model; a run with the tiered
-file tells the file's. They are kept in the folder for caches, a file for each model and backend.
+file tells the file's. They are kept in the folder for caches, a file for each model, backend and
+shape of machine: what its devices are, and how many threads compute.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from math import isfinite, prod
 from pathlib import Path
@@ -25,6 +27,7 @@ from strata_core.kernels.device.dense import lone_embedding
 from strata_core.kernels.program import Program
 from strata_core.machine import Machine
 from strata_core.plan.speed import Lane, Pace, Rate
+from strata_core.runtime import Device
 
 _LOG = logging.getLogger("strata.plan")
 _FORMAT, _VERSION = "strata-rates", 1
@@ -53,10 +56,12 @@ def pace(
     machine: Machine,
     known: Known,
     backend: BackendRecord,
+    measured: Path | None,
 ) -> Pace:
     """What is known about this machine and model for a prediction.
 
-    The devices of a simulated accelerator are the CPU, and so are their rates.
+    `measured` is where rates of earlier runs are, of `rates_path`. The devices of a
+    simulated accelerator are the CPU, and so are their rates.
     """
     experts = checkpoint.experts
     order = known.order or ranking(None, list(experts.layouts), experts.count)
@@ -67,10 +72,8 @@ def pace(
         defaults |= {"vram": host, "link": host}
     found: dict[Lane, Rate] = {lane: Rate(value, RECORDED) for lane, value in defaults.items()}
     share = settings.options().get("pcie_frac", 0.0)
-    # what was measured here says nothing about a machine that is replayed
-    path = None if machine.replayed else rates_path(checkpoint, settings, backend.name)
     return Pace(
-        rates={**found, **recalled(path)},
+        rates={**found, **recalled(measured)},
         dense=_dense(checkpoint, program),
         asked=rates(known.profile, order, checkpoint.hyper.top_k / max(1, experts.count)),
         link_share=None if share in (None, "auto") else float(share),
@@ -92,10 +95,24 @@ def _dense(checkpoint: Checkpoint, program: Program) -> int:
 # --- between runs ------------------------------------------------------------------------------
 
 
-def rates_path(checkpoint: Checkpoint, settings: Settings, backend: str) -> Path | None:
-    """Where a model's rates are kept for a backend; None where there is no folder for it."""
+def rates_path(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    machine: Machine,
+    backend: str,
+    devices: Iterable[Device],
+) -> Path | None:
+    """Where a model's rates are kept for a backend with these devices and as many threads.
+
+    None where there is no folder for it, and for a machine that is replayed: what was measured here
+    says nothing about it.
+    """
     folder = settings.cache_dir or cache_folder()
-    return folder / "rates" / f"{checkpoint.model_hash}-{backend}.json" if folder else None
+    if folder is None or machine.replayed:
+        return None
+    shape = [settings.threads or threads_of(machine), *(device.name for device in devices)]
+    short = hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
+    return folder / "rates" / f"{checkpoint.model_hash}-{backend}-{short}.json"
 
 
 def recalled(path: Path | None) -> dict[Lane, Rate]:

@@ -11,7 +11,7 @@ from strata_core.cache.profile import Profile, read_profile, write_profile
 from strata_core.cache.rank import ranking, rates
 from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, cache_folder
-from strata_core.errors import StrataError, UsageError
+from strata_core.errors import Degradation, StrataError, UsageError
 from strata_core.interfaces import Expert
 from strata_core.machine import Machine
 from strata_core.plan.devices import Accelerator
@@ -27,11 +27,13 @@ class Known:
     """The profile that is gone by, if any, and the order of experts that it makes.
 
     `order` is None without a profile. `learned`: it was kept by earlier runs, not given.
+    `damaged` says why one that was kept is of no use.
     """
 
     profile: Profile | None = None
     order: tuple[Expert, ...] | None = None
     learned: bool = False
+    damaged: str = ""
 
 
 def known_profile(checkpoint: Checkpoint, settings: Settings) -> Known:
@@ -42,7 +44,7 @@ def known_profile(checkpoint: Checkpoint, settings: Settings) -> Known:
     layers, experts = list(checkpoint.experts.layouts), checkpoint.experts.count
     path: Path | None = settings.expert_profile
     learned = path is None
-    profile = None
+    profile, damaged = None, ""
     if path is not None:
         profile = read_profile(path)
         wrong = profile.fits(checkpoint.origin_hash, layers, experts)
@@ -53,9 +55,9 @@ def known_profile(checkpoint: Checkpoint, settings: Settings) -> Known:
                 "leave --expert-profile out, or make one with `strata profile`",
             )
     else:
-        profile = recalled(checkpoint, settings)
+        profile, damaged = recalled(checkpoint, settings)
     if profile is None:
-        return Known()
+        return Known(damaged=damaged)
     return Known(profile, ranking(profile, layers, experts), learned)
 
 
@@ -65,18 +67,35 @@ def learned_path(checkpoint: Checkpoint, settings: Settings) -> Path | None:
     return folder / "profiles" / f"{checkpoint.origin_hash}.json" if folder else None
 
 
-def recalled(checkpoint: Checkpoint, settings: Settings) -> Profile | None:
-    """What earlier runs learned; None where there is nothing, or nothing of use."""
+def recalled(checkpoint: Checkpoint, settings: Settings) -> tuple[Profile | None, str]:
+    """What earlier runs learned, None where there is nothing; and why what is there is of no use.
+
+    A file of no use is written anew at the end of a run that learns.
+    """
     path = learned_path(checkpoint, settings)
     if path is None or not path.is_file():
-        return None
+        return None, ""
     try:
         profile = read_profile(path)
-    except StrataError:
-        return None  # it is written anew at the run's end
+    except StrataError as error:
+        return None, f"{path}: {error.why}"
     experts = checkpoint.experts
     wrong = profile.fits(checkpoint.origin_hash, list(experts.layouts), experts.count)
-    return None if wrong else profile
+    return (None, f"{path}: {wrong}") if wrong else (profile, "")
+
+
+def unlearned(known: Known, plan: Plan) -> tuple[Degradation, ...]:
+    """A degradation where a profile that was kept is of no use to a plan that would go by it."""
+    if not known.damaged or not (plan.source == SOURCE or plan.caches):
+        return ()
+    return (
+        Degradation(
+            what="what earlier runs learned of the experts' use is ignored",
+            why=known.damaged,
+            cost="which experts are kept near is not chosen by use",
+            remedy="delete the file, or give a profile with --expert-profile",
+        ),
+    )
 
 
 def low_ram(

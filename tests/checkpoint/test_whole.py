@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import strata_core
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.checkpoint.whole import AT_ONCE, Need, WholeFiles
-from strata_core.errors import CheckpointError
+from strata_core.errors import CheckpointError, Degradation
 from strata_core.pack.write import write_pack
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
 
@@ -31,7 +33,7 @@ class Silent:
 def test_a_file_is_whole_as_far_as_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(bytes(100))
-    whole = WholeFiles.open({path: Need(60, "tensor t")})
+    whole = WholeFiles.open({path: Need(60, "tensor t")}, pytest.fail)
     for size in (100, 60, 200):
         os.truncate(path, size)
         whole.check()
@@ -53,7 +55,11 @@ def test_of_many_files_all_are_looked_at_in_turn(tmp_path: Path) -> None:
     for path in paths:
         path.write_bytes(b"12")
     for bad in paths:
-        whole = WholeFiles.open({path: Need(2, "x") for path in [*paths, tmp_path / "none"]})
+        told: list[Degradation] = []
+        gone = tmp_path / "none"
+        whole = WholeFiles.open({path: Need(2, "x") for path in [*paths, gone]}, told.append)
+        assert [item.what for item in told] == [f"{gone} is not watched while it is in use"]
+        assert told[0].why.endswith("No such file or directory")
         bad.write_bytes(b"1")
         said = []
         for _ in range(4):
@@ -64,6 +70,30 @@ def test_of_many_files_all_are_looked_at_in_turn(tmp_path: Path) -> None:
         assert said == [f"{bad} was cut short while it is in use"]
         bad.write_bytes(b"12")
         whole.close()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.ENOENT])
+def test_a_run_says_that_it_does_not_watch_a_file(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "m.gguf"
+    write_tiny_gguf(model, hyper=tiny_hyper(experts=8), expert_type="Q4_0")
+    real = WholeFiles.open
+
+    def opened(path: Any, *_: Any) -> int:
+        raise OSError(code, os.strerror(code), str(path))
+
+    def watch(needs: Any, degrade: Any) -> WholeFiles:
+        with monkeypatch.context() as patch:
+            patch.setattr("strata_core.checkpoint.whole.os.open", opened)
+            return real(needs, degrade)
+
+    monkeypatch.setattr(WholeFiles, "open", watch)
+    with strata_core.load(model, backend="cpu", source="mmap", threads=1) as loaded:
+        told = [item for item in loaded.degradations if "is not watched" in item.what]
+        assert list(loaded.generate([1, 2], max_tokens=2))
+    assert [item.what for item in told] == [f"{model} is not watched while it is in use"]
+    assert told[0].why == f"it cannot be opened once more: {os.strerror(code)}"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import strata_core
+from strata_core.cache.adaptive import Pair
 from strata_core.engine.messages import Finished
-from strata_core.interfaces import AllocatorContext, SourceContext
+from strata_core.errors import EngineError
+from strata_core.interfaces import AllocatorContext, Expert, SourceContext
 from strata_core.kernels.cpu.executor import CpuExecutor
 from strata_core.kernels.cpu.pool import Pool
+from strata_core.kernels.device.adapting import holds
 from strata_core.memory import pinned
 from strata_core.model.build import build_program
 from strata_core.sources import arena, sliced_pinned
@@ -28,6 +31,16 @@ SOURCES = {
 }
 TEXT = np.array([7, 9, 7, 11] * 5 + [200, 201, 200, 203] * 5, np.int32)
 """Two parts that ask for few experts each, and not for the same ones."""
+NOT_REACHED = ("mmap", "resident, pageable")
+"""Kinds of which no expert has an address that a device reads."""
+
+
+def told_of_share(lab, kind, share):
+    """Take the degradation of a share that nothing can take; whether it is there where due."""
+    told = [d for d in lab.degradations if d.what == f"--pcie-frac {share:g} has no effect"]
+    for item in told:
+        lab.degradations.remove(item)
+    return len(told) == (share > 0 and kind in NOT_REACHED)
 
 
 class Bound:
@@ -129,7 +142,35 @@ def test_bits_do_not_depend_on_who_changes_places(
         assert file["verified"] >= counters["left"]["experts"]
     else:
         assert counters["left"]["experts"] == 0, "nothing leaves what every expert lies in"
+    assert told_of_share(lab, kind, share)
     assert lab.degradations == []
+    bound.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cache", "more"),
+    [
+        ("mmap", 5, {}),
+        ("mmap", 5, {"expert_cache_device1": 4}),
+        ("resident, pageable", 0, {}),
+        ("mmap", 16, {}),
+        ("mmap", 12, {"expert_cache_device1": 4}),
+        ("resident", 5, {}),
+        ("resident, a part page-locked", 5, {}),
+    ],
+)
+@pytest.mark.parametrize("share", [0, 0.5, 1, "auto"])
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_share_that_nothing_can_take_is_reported(
+    lab, tools, tiny_file, kind, cache, more, share, every
+):
+    options = {"expert_cache": cache, "pcie_frac": share, "adapt_every": every, **more}
+    bound = Bound(lab, tools, tiny_file(), kind, **options)
+    misses = cache + more.get("expert_cache_device1", 0) < 16
+    without = share not in (0, "auto") and kind in NOT_REACHED and misses
+    told = [d for d in lab.degradations if d.what.endswith("has no effect")]
+    assert [d.what for d in told] == ([f"--pcie-frac {share} has no effect"] if without else [])
+    assert all("--source arena" in d.remedy for d in told)
     bound.close()
 
 
@@ -266,6 +307,92 @@ def test_swaps_take_few_verbs_and_wait_for_nothing(lab, tools, tiny_file):
     bound.close()
 
 
+@pytest.mark.parametrize("kind", ["arena", "resident", "resident, a part page-locked"])
+def test_a_swap_asks_the_source_for_its_own_experts_alone(lab, tools, tiny_file, kind):
+    bound = Bound(lab, tools, tiny_file(), kind, expert_cache=6, pcie_frac=0.5, tier_verify=False)
+    source, asked = bound.source, []
+    view = source.view
+    source.view = lambda expert: asked.append(expert) or view(expert)
+    source.addresses = lambda layer: pytest.fail(f"all experts of layer {layer} are asked for")
+    bound.logits()
+    counts = bound.executor._adaptation.swapper.counts
+    assert counts.entered > 0
+    swaps = counts.entered + counts.undone + bound.executor._adaptation.swapper.under_way
+    assert len(asked) <= 6 * swaps, "a fixed number for each swap, however many experts there are"
+    bound.close()
+
+
+class PartlyStable:
+    """One expert of each layer has an address that holds."""
+
+    stable_version = 0
+
+    def stable_addresses(self, layer):
+        table = np.zeros((4, 3), np.uint64)
+        table[layer] = 64
+        return table
+
+    def begin_layer(self, layer, experts): ...
+    def view(self, expert):
+        pytest.fail("nothing is acquired to learn this")
+
+    read_into = release = close = view
+
+
+def test_whether_an_address_holds(lab, tools, tiny_file):
+    for layer in range(3):
+        found = [holds(PartlyStable(), Expert(layer, index)) for index in range(4)]
+        assert found == [index == layer for index in range(4)]
+    assert holds(MappedFile(tiny_file().experts), Expert(0, 1))
+    assert not holds(object(), Expert(0, 1))
+
+
+@pytest.fixture
+def swapped(lab, tools, tiny_file):
+    """A bound model, and of the second layer a pair that may change places with a spare slot."""
+    bound = Bound(lab, tools, tiny_file(), expert_cache=6)
+    adaptation = bound.executor._adaptation
+    pool, layouts = adaptation.swapper.pool, bound.checkpoint.experts.layouts
+    layer = sorted(layouts)[1]
+    leaving = next(e for e in sorted(pool.places) if e.layer == layer)
+    others = (Expert(layer, i) for i in range(bound.checkpoint.experts.count))
+    entering = next(e for e in others if e not in pool.places)
+    slot = pool.take_spare(layouts[layer])
+    yield adaptation.table, (Pair(leaving, entering), slot)
+    pool.give_spare(layouts[layer], slot)
+    bound.close()
+
+
+def test_only_layers_with_a_swap_are_copied(swapped, monkeypatch):
+    table, swap = swapped
+    layer, copied = swap[0].entering.layer, []
+    real = table.runtime.copy
+    monkeypatch.setattr(
+        table.runtime, "copy", lambda *given: copied.append(given) or real(*given), raising=False
+    )
+    table.publish([swap])
+    cells = table.cells.layers[layer]
+    ((target, source, nbytes, _),) = copied
+    assert (source, nbytes) == (cells.ctypes.data, cells.nbytes)
+    assert target - table.target == source - table.mirror
+    assert nbytes < table.nbytes
+
+
+def test_the_wait_for_the_last_copy_is_bounded(swapped, monkeypatch):
+    table, swap = swapped
+    table.publish([swap])
+    before = {layer: cells.tobytes() for layer, cells in table.cells.layers.items()}
+    version, table.patience = table.cells.version, 0.01
+    with monkeypatch.context() as patch:
+        patch.setattr(table.runtime, "finished", lambda event: False, raising=False)
+        with pytest.raises(EngineError, match="the copy of the table of cells"):
+            table.publish([swap])
+    assert {layer: cells.tobytes() for layer, cells in table.cells.layers.items()} == before
+    assert table.cells.version == version
+    table.publish([swap])
+    assert table.cells.version == version + 1
+
+
 @pytest.mark.parametrize("kind", ["arena", "resident, pageable"])
 @pytest.mark.parametrize("verb", SWAP_VERBS)
 def test_a_verb_that_fails_in_a_swap_changes_no_token(lab, tools, tiny_file, expected, verb, kind):
@@ -275,6 +402,7 @@ def test_a_verb_that_fails_in_a_swap_changes_no_token(lab, tools, tiny_file, exp
     counted.logits()
     last = counted.backend.runtime.calls().get(verb, 0)
     counted.close()
+    assert told_of_share(lab, kind, 0.5)
     chosen = range(begin + 1, last + 1)
     if len(chosen) > 3:
         chosen = [begin + 1, begin + 2, (begin + last) // 2]
@@ -282,6 +410,7 @@ def test_a_verb_that_fails_in_a_swap_changes_no_token(lab, tools, tiny_file, exp
         runtime = lab.runtime(faults=SimFaults({verb: nth}))
         bound = Bound(lab, tools, checkpoint, kind, runtime, expert_cache=6, pcie_frac=0.5)
         assert bound.logits().tobytes() == expected(lab, checkpoint)
+        assert told_of_share(lab, kind, 0.5)
         if runtime.calls().get(verb, 0) >= nth and lab.degradations:
             assert "no longer change places on SIM0" in lab.degradations.pop().what
         assert lab.degradations == []

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attrs import evolve
 
 import strata_core
+from strata_core.checkpoint.open import open_checkpoint
+from strata_core.config import resolve
+from strata_core.engine.prepare import prepare
 from strata_core.engine.rates import MEASURED, RECORDED, recalled, remember
+from strata_core.machine import read_machine
 from strata_core.machine.process import process_memory
 from strata_core.plan.sizes import SLOTS
+from strata_core.testing.sim import SimRuntime
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
 
 
@@ -138,7 +145,36 @@ def test_another_machines_plan_has_none_of_this_ones_rates(model: Path, make_mac
     other = type(machine).from_json(json.loads(json.dumps(machine.to_json())))
     origins = set()
     for where in (None, other):
-        plan = strata_core.api.make_plan(model, machine=where, backend="cpu").plan
+        plan = strata_core.api.make_plan(model, machine=where, backend="cpu", threads=1).plan
         assert plan.speed is not None
         origins.add(plan.speed.rates["host"].origin)
     assert origins == {MEASURED, RECORDED}
+
+
+OTHER_SHAPES = [
+    {"threads": 2},
+    {"sim_devices": 2},
+    {"name": "another card"},
+]
+
+
+@pytest.mark.parametrize("other", OTHER_SHAPES)
+def test_a_machine_of_another_shape_has_rates_of_its_own(
+    model: Path, other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder for caches may be one that several machines have, or a machine may change."""
+    options = {"backend": "sim", "sim_vram": 0.05, "sim_devices": 1, "threads": 1}
+
+    def file(**more: Any) -> Path:
+        found = prepare(open_checkpoint(model), resolve({**options, **more}, {}), read_machine())
+        assert found.rates_file is not None
+        return found.rates_file
+
+    remember(file(), {"host": 3e9})
+    assert recalled(file())["host"].bytes_s == 3e9
+    if "name" in other:
+        real, renamed, other = SimRuntime.devices, other, {}
+        monkeypatch.setattr(
+            SimRuntime, "devices", lambda self: [evolve(d, **renamed) for d in real(self)]
+        )
+    assert recalled(file(**other)) == {}

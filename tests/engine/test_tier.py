@@ -16,7 +16,7 @@ from strata_core.checkpoint.open import open_checkpoint
 from strata_core.config import resolve_arguments
 from strata_core.engine.prepare import prepare
 from strata_core.engine.tier import learned_path
-from strata_core.errors import StrataError, UsageError
+from strata_core.errors import Degradation, StrataError, UsageError
 from strata_core.pack.write import write_pack
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
 
@@ -234,6 +234,39 @@ def test_what_a_run_learned_orders_the_next_ones_tier(tiny_model: Path, own_cach
     with strata_core.load(tiny_model, source="arena") as model:
         model.logits(PROMPT)
     assert kept.read_text("utf-8") == "{", "only runs with a tier learn by themselves"
+
+
+OTHER_PROFILE = json.dumps(
+    {"format": "strata-profile", "version": 1, "model_hash": "f" * 64, "experts": 1,
+     "counts": {"0": [1]}}
+)  # fmt: skip
+DAMAGED = ["", "{", "[]", '{"format": "strata-profile", "version": 99}', OTHER_PROFILE]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_profile_of_earlier_runs_is_reported(
+    tiny_model: Path, own_cache: Path, content: str
+) -> None:
+    path = learned_path(open_checkpoint(tiny_model), resolve_arguments({}))
+    assert path is not None
+    path.parent.mkdir(parents=True)
+    path.write_text(content, "utf-8")
+
+    def told(**options: Any) -> list[Degradation]:
+        found = make_plan(tiny_model, **options).degradations
+        return [item for item in found if "earlier runs learned" in item.what]
+
+    tier = {"source": "tiered-file", "ram_budget": budget(tiny_model, 0.3)}
+    (item,) = told(**tier)
+    assert item.why.startswith(f"{path}: ")
+    assert len(item.why) > len(f"{path}: ")
+    cached = {"backend": "sim", "sim_vram": 0.05, "expert_cache": 3}
+    assert told(**cached) == [item]
+    assert told(backend="cpu", source="arena") == [], "it would go by no profile"
+    with strata_core.load(tiny_model, **tier) as model:
+        assert item in model.degradations
+        model.logits(PROMPT)
+    assert told(**tier) == [], "it was written anew"
 
 
 def test_a_profile_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from strata_core.hookspecs import hookimpl
 from strata_core.interfaces import (
     Allocator,
@@ -12,7 +14,7 @@ from strata_core.interfaces import (
     BackendRecord,
     Capabilities,
 )
-from strata_hip.probe import planned_devices, probe_allocator, probe_backend
+from strata_hip.probe import planned_devices, probe_allocator, probe_backend, with_served
 
 API = (1, 0)
 """The interface version that this distribution is written for."""
@@ -31,7 +33,8 @@ def _build_backend(context: BackendContext) -> Backend:
     binding = load_binding()
     cache = open_cache(context.options, context.degrade)
     runtime = HipRuntime(binding, Compiler(binding, cache))
-    return DeviceBackend(runtime, context, capabilities=EXACT)
+    chosen = evolve(context, options=with_served(context.options, runtime.devices()))
+    return DeviceBackend(runtime, chosen, capabilities=EXACT)
 
 
 def _build_allocator(context: AllocatorContext) -> Allocator:

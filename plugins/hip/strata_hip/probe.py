@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from strata_core.errors import StrataError
 from strata_core.interfaces import Probe, Unusable, Usable
 from strata_core.runtime import Device
+from strata_core.setting_device import MOST_HELPERS
 from strata_hip.architectures import FAMILIES, serves
 from strata_hip.binding import NO_DEVICE_HINT
 from strata_hip.kernel_driver import can_open, list_gpus
@@ -85,12 +86,16 @@ def ask_devices() -> dict[str, Any]:
     return {"error": "", "hint": "", "devices": named}
 
 
-def planned_devices(machine: Machine, _options: Mapping[str, Any]) -> Sequence[Device]:
-    """The devices as the runtime lists them, for planning; none where it does not answer."""
+def planned_devices(machine: Machine, options: Mapping[str, Any]) -> Sequence[Device]:
+    """The devices that may be used, for planning; none where the runtime does not answer.
+
+    Those that there are kernels for, by their place in the runtime's list; with --device all, so
+    that one which was named and cannot be served is refused by name.
+    """
     found = machine.observe("hip:devices", ask_devices)
     if found is None:
         return ()
-    return [
+    made = [
         Device(
             index=index,
             label=f"HIP{index}",
@@ -102,6 +107,21 @@ def planned_devices(machine: Machine, _options: Mapping[str, Any]) -> Sequence[D
         )
         for index, device in enumerate(found["devices"])
     ]
+    return made if options.get("device") else served_of(made)
+
+
+def served_of(devices: Sequence[Device]) -> list[Device]:
+    """Those that there are kernels for, in their order; a graphics core of a CPU may be none."""
+    return [device for device in devices if serves(device.architecture)]
+
+
+def with_served(options: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[str, Any]:
+    """The options, with --device where nobody named one and not every device can be served."""
+    served = served_of(devices)
+    if options.get("device") or not served or len(served) == len(devices):
+        return options
+    indices = tuple(device.index for device in served)
+    return {**options, "device": indices[: MOST_HELPERS + 1]}
 
 
 def _platform(machine: Machine) -> Unusable | None:

@@ -56,6 +56,10 @@ class Control:
         text = name.encode() if name else None
         self.library.stub_fail(text, ctypes.c_long(nth), status)
 
+    def architecture(self, device: int, name: str) -> None:
+        """What the device is from now on."""
+        self.library.stub_architecture(device, name.encode())
+
     @property
     def calls(self) -> int:
         """Calls since the last `fail`."""

@@ -6,6 +6,7 @@ import pytest
 
 from strata_core.errors import DeviceError
 from strata_core.interfaces import Unusable, Usable
+from strata_core.kernels.device.options import used_devices
 from strata_core.machine import Adapter
 from strata_hip import binding, kernel_driver, plugin, probe
 
@@ -109,6 +110,25 @@ def test_devices_for_planning_are_the_recorded_ones(record):
     assert (second.index, second.total, second.units, second.warp) == (1, 192 << 30, 304, 64)
     assert backend.devices(record({**READY, **says(error="no library")}), {}) == []
     assert backend.devices(record(READY), {}) == ()
+
+
+LISTS = [["gfx90c", "gfx1100"], ["gfx1100", "gfx90c"], ["gfx90c", "gfx1100", "gfx900", "gfx942"]]
+
+
+@pytest.mark.parametrize("architectures", [*LISTS, ["gfx1030"], ["gfx90c"], ["gfx942"] * 6])
+def test_devices_without_kernels_are_used_where_they_are_named_alone(record, architectures):
+    (backend,) = plugin.strata_backends()
+    machine = record({**READY, **says(*((f"card {a}", a) for a in architectures))})
+    served = [i for i, a in enumerate(architectures) if probe.serves(a)]
+    assert [d.index for d in backend.devices(machine, {})] == served
+    every = backend.devices(machine, {"device": (0,)})
+    assert [d.index for d in every] == list(range(len(architectures)))
+    for options in ({}, {"device": None}, {"device": (), "threads": 2}):
+        used = used_devices(probe.with_served(options, every), every) if served else ()
+        assert [d.index for d in used] == served[:4]
+        assert used == (used_devices(options, backend.devices(machine, options)) if served else ())
+    named = {"device": (0,)}
+    assert probe.with_served(named, every) is named
 
 
 def test_the_records():

@@ -17,14 +17,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import stub
 
 from strata_core.errors import DeviceError, Refused
+from strata_core.interfaces import BackendContext
 from strata_core.kernels.code_cache import CodeCache
+from strata_core.kernels.device.options import used_devices
 from strata_core.kernels.device.table import make_launch
 from strata_core.runtime import KernelKey, Launch
 from strata_core.testing.conformance.runtime import RuntimeSuite
 from strata_core.testing.conformance.runtime_base import PAGE, pages
+from strata_hip import plugin
 from strata_hip.binding import Binding, load_binding
 from strata_hip.compiler import Compiler
 from strata_hip.library import NEEDED
+from strata_hip.probe import ask_devices
 from strata_hip.runtime import HipRuntime, describe_all
 
 GIB = 1 << 30
@@ -88,6 +92,36 @@ def test_what_the_runtime_says_of_devices(binding):
     assert (one.label, one.name, one.architecture) == ("HIP0", "Stub", "gfx1030")
     assert (one.total, one.units, one.warp) == (GIB, 36, 32)
     assert (two.label, two.architecture) == ("HIP1", "gfx90a")
+
+
+@pytest.fixture
+def graphics_core_first(control):
+    """The first device is one that there are no kernels for."""
+    control.architecture(0, "gfx90c")
+    yield
+    control.architecture(0, "gfx1030")
+
+
+@pytest.mark.usefixtures("graphics_core_first")
+@pytest.mark.parametrize(("options", "used"), [({}, (1,)), ({"device": (1,)}, (1,))])
+def test_a_device_without_kernels_is_passed_over(binding, monkeypatch, record, options, used):
+    monkeypatch.setattr("strata_hip.binding.load_binding", lambda: binding)
+    (made,) = plugin.strata_backends()
+    machine = record({"hip:devices": ask_devices(), "module:llvmlite": True})
+    assert used_devices(options, made.devices(machine, options))[0].index == used[0]
+    given = {**options, "threads": 1}
+    backend = made.build(BackendContext(machine=machine, options=given, degrade=pytest.fail))
+    assert backend.devices == used
+    backend.open_contexts()
+    backend.runtime.load(used[0], [ADD])
+    backend.close()
+
+
+@pytest.mark.usefixtures("graphics_core_first")
+def test_a_device_without_kernels_that_was_named_is_refused(runtime):
+    with pytest.raises(DeviceError, match="kernels cannot be compiled for 'gfx90c'") as caught:
+        runtime.load(0, [ADD])
+    assert "are served" in caught.value.remedy
 
 
 # --- one verb at a time ------------------------------------------------------------------------

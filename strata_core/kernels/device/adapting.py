@@ -13,11 +13,12 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from strata_core.abilities import AdaptiveSource
+from strata_core.abilities import AdaptiveSource, PartlyStableSource
 from strata_core.cache.adaptive import Pair, Timetable
+from strata_core.cache.stager import await_event
 from strata_core.cache.swaps import Swapper
 from strata_core.errors import StrataError
-from strata_core.interfaces import BlobLayout, Expert, Source
+from strata_core.interfaces import BlobLayout, Expert, Source, StableSource
 from strata_core.kernels.cpu.serving import stable_experts
 from strata_core.kernels.device.cells import Cells
 from strata_core.kernels.device.host_lane import HostLane
@@ -29,11 +30,14 @@ class DeviceTable:
     """The cells that rounds find experts by, kept the same on the host and on the device.
 
     `mirror` is page-locked and lies as the cells do on the device from `target`: `nbytes` in all.
-    `linked`: cells have the addresses that a device reads over the link.
+    `linked`: cells have the addresses that a device reads over the link. `patience` are the most
+    seconds that the host waits for `device`.
     """
 
     runtime: Runtime
+    device: int
     stream: int
+    patience: float
     cells: Cells
     mirror: int
     target: int
@@ -45,22 +49,44 @@ class DeviceTable:
     _fresh: bool = field(default=False, init=False)
 
     def publish(self, swaps: Sequence[tuple[Pair, int]]) -> None:
-        """From the next round on, each entering expert is in the slot at that address."""
+        """From the next round on, each entering expert is in the slot at that address.
+
+        Raises StrataError; then nothing has changed. Layers that no swap is about are left alone.
+        """
         if self._fresh:
             # no round came after the last copy, which may still read the mirror
-            self.runtime.synchronize(self.stream)
+            self._await_copy()
             self._fresh = False
-        before = {layer: table.copy() for layer, table in self.cells.layers.items()}
+        touched = {e.layer for pair, _ in swaps for e in (pair.leaving, pair.entering)}
+        before = {layer: self.cells.layers[layer].copy() for layer in touched}
         try:
             for pair, slot in swaps:
                 self._move(pair, slot)
-            self.runtime.copy(self.target, self.mirror, self.nbytes, self.stream)
+            self._copy(touched)
         except StrataError:
             for layer, table in before.items():
                 self.cells.layers[layer][:] = table
             raise
         self._fresh = True
         self.cells.version += 1
+
+    def _copy(self, touched: Iterable[int]) -> None:
+        """One copy, from the first of these layers' cells to the end of the last one's."""
+        tables = [self.cells.layers[layer] for layer in touched]
+        spans = [(table.__array_interface__["data"][0], table.nbytes) for table in tables]
+        start = min(address for address, _ in spans)
+        end = max(address + nbytes for address, nbytes in spans)
+        assert self.mirror <= start < end <= self.mirror + self.nbytes, "cells lie in the mirror"
+        self.runtime.copy(self.target + start - self.mirror, start, end - start, self.stream)
+
+    def _await_copy(self) -> None:
+        """Wait, bounded, until what is on the stream is done. Raises EngineError, DeviceError."""
+        event = self.runtime.create_event(self.device)
+        try:
+            self.runtime.record(event, self.stream)
+            await_event(self.runtime, event, self.patience, "the copy of the table of cells")
+        finally:
+            self.runtime.destroy_event(event)
 
     def _move(self, pair: Pair, slot: int) -> None:
         leaving, entering = pair.leaving, pair.entering
@@ -70,8 +96,8 @@ class DeviceTable:
         )
         self.cells.empty(leaving)
         if self.linked and isinstance(self.source, AdaptiveSource):
-            holds = leaving.index in stable_experts(self.source, leaving.layer)
-            self.cells.link(leaving, alias_of(self.source, leaving) if holds else None)
+            held = holds(self.source, leaving)
+            self.cells.link(leaving, alias_of(self.source, leaving) if held else None)
             self.cells.link(entering, None)
 
     def refresh(self, experts: Iterable[Expert]) -> None:
@@ -82,6 +108,15 @@ class DeviceTable:
     def round_over(self) -> None:
         """A round has ended, and with it what was on its stream before it."""
         self._fresh = False
+
+
+def holds(source: Source, expert: Expert) -> bool:
+    """Whether the expert's address holds for more than one round; asks about no other one."""
+    if isinstance(source, StableSource):
+        return True
+    if isinstance(source, PartlyStableSource):
+        return bool(source.stable_addresses(expert.layer)[expert.index, 0])
+    return False
 
 
 def alias_of(source: Source, expert: Expert) -> tuple[int, int, int] | None:

@@ -53,6 +53,17 @@ _UNMEASURED = Degradation(
 )
 
 
+def _unlinked(share: float) -> Degradation:
+    return Degradation(
+        what=f"--pcie-frac {share:g} has no effect",
+        why="none of the experts that no device holds lies in page-locked memory that a device can "
+        "read",
+        cost="the CPU computes all of them",
+        remedy="keep them in page-locked memory with --source arena or --resident-experts, or "
+        "leave the share out",
+    )
+
+
 class DeviceBackend:
     """Core's backend over any runtime. A plugin's `build` returns it.
 
@@ -228,7 +239,9 @@ class DeviceBackend:
         demand.inside[[demand.number(expert) for expert in pool.places]] = True
         table = DeviceTable(
             runtime=self.runtime,
+            device=placement.device,
             stream=placement.stream,
+            patience=self._patience,
             cells=cells,
             mirror=moving.mirror,
             target=moving.target,
@@ -256,6 +269,8 @@ class DeviceBackend:
         """The split of misses that was asked for, or the one that the lanes' rates make best."""
         asked, shape = self.options.link_share, placement.model.shape
         if asked != "auto":
+            if asked and cells.cannot_link():
+                self._degrade(_unlinked(asked))
             return Split(table=by_share(shape.entries, asked), asked=asked)
         none = Split(table=by_share(shape.entries, 0.0), asked=asked)
         host.serving.refresh()

@@ -65,6 +65,16 @@ class Cells:
         """The device finds the expert at these addresses over the link; None: it does not."""
         self.layers[expert.layer]["alias"][expert.index] = parts or 0
 
+    def cannot_link(self) -> bool:
+        """Whether there are experts in no slot and with no helper, and not one has an alias."""
+        missing = False
+        for table in self.layers.values():
+            away = (table["slot"][:, 0] == 0) & (table["helper"] == 0)
+            if (away & (table["alias"][:, 0] != 0)).any():
+                return False
+            missing |= bool(away.any())
+        return missing
+
     def shared_layers(self, *, link_takes_all: bool) -> frozenset[int]:
         """Layers in which the CPU or a helper may have to compute.
 
