@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from io import BytesIO
 from itertools import count
 from operator import index
@@ -75,6 +75,7 @@ class Model:
     _learn: bool = True
     _names: Iterator[int] = field(factory=lambda: count(1))
     _closed: bool = False
+    _picks: Mapping[int, NDArray[np.int64]] | None = None
     _end: finalize[Any, Any] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -231,21 +232,30 @@ class Model:
         """Stop the engine and free everything; calling it again does nothing.
 
         What the run learned of the experts' use is kept where settings say so; a StrataError where
-        that fails comes after everything is free.
+        that fails, or where a part fails or cannot be asked, comes after everything is free.
         """
         if self._closed:
             return
         self._closed = True
-        with naming("the model did not close", self.selections, EngineError):
-            try:
-                picks = self._running.picks()
+        with ExitStack() as last:  # each of these, whatever fails before it
+            last.callback(self._keep_picks)
+            last.callback(self.checkpoint.close)
+            last.callback(self._free)
+            with naming("the model did not close", self.selections, EngineError):
+                # no round is under way any more when the parts are asked
+                _halt(self._running)
+                self._picks = self._running.picks()
                 if self._learn:
                     self.beside.keep(self._running.counters())
-            finally:  # a part that cannot be asked is closed all the same
-                self._end()
-        self.checkpoint.close()
-        if picks is not None:
-            counted = Profile.of(self.checkpoint.origin_hash, picks)
+
+    def _free(self) -> None:
+        with naming("the model did not close", self.selections, EngineError):
+            self._end()
+
+    def _keep_picks(self) -> None:
+        """Keep the use of the experts, where it is known."""
+        if self._picks is not None:
+            counted = Profile.of(self.checkpoint.origin_hash, self._picks)
             learning = self._learn and learns(self.plan)
             keep_profile(self.checkpoint, self._settings, self._known, counted, learning=learning)
 
@@ -261,12 +271,17 @@ class Model:
         self.close()
 
 
+def _halt(running: Running) -> bool:
+    """End the engine; whether it has. Calling it again does nothing."""
+    running.engine.send(Shutdown(), lambda _event: None)
+    return running.engine.join()
+
+
 def _stop(running: Running) -> None:
     """End the engine, then free what it stood on."""
-    running.engine.send(Shutdown(), lambda _event: None)
     # On the engine's own thread, where a dropped model may be collected, the thread still needs
     # the parts; they go when it drops them.
-    if running.engine.join():
+    if _halt(running):
         running.close()
 
 

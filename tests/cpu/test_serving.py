@@ -184,7 +184,7 @@ class Partly:
     def __init__(self, experts, stable=(), delay=0.0):
         self.source, self.stable, self.delay = MappedFile(experts), set(stable), delay
         self.held, self.asked, self.broken, self.stable_version = [], [], set(), 0
-        self.threads = set()
+        self.stuck, self.threads = set(), set()
 
     def stable_addresses(self, layer):
         places = self.source.addresses(layer)
@@ -210,6 +210,8 @@ class Partly:
 
     def release(self, expert):
         self.held.remove(expert)
+        if expert in self.stuck:
+            raise OSError(f"{expert} is not taken back")
 
     def close(self):
         pass
@@ -292,6 +294,26 @@ def test_a_failure_ends_its_round_alone(checkpoint, expected, library, pool, siz
         for slot in list(executor._slots):
             executor.close_sequence(slot)
         assert logits(executor, size) == expected
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("layers", [{0}, {1}, {0, 1}])
+def test_views_are_given_back_whatever_a_release_raises(
+    checkpoint, expected, library, pool, layers, broken
+):
+    source = Partly(checkpoint.experts)
+    with closing(bound(checkpoint, library, pool, source)) as executor:
+        source.stuck = {e for e in every(checkpoint) if e.layer in layers}
+        source.broken = set(every(checkpoint)[10:]) if broken else set()
+        first = f"layer {min(layers)} is not taken back"
+        with pytest.raises(OSError, match="^no expert" if broken and layers == {1} else first):
+            logits(executor, 24)
+        assert source.held == []
+        assert not any(layer.table.any() for layer in executor._experts.values())
+        source.stuck, source.broken = set(), set()
+        for slot in list(executor._slots):
+            executor.close_sequence(slot)
+        assert logits(executor, 24) == expected
 
 
 def test_threads_and_pipes_are_given_back(checkpoint, library, pool):

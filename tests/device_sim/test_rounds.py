@@ -2,6 +2,7 @@
 
 import ctypes
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
@@ -11,6 +12,8 @@ from attrs import evolve
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.errors import EngineError, Refused
 from strata_core.interfaces import Expert, View
+from strata_core.kernels.cpu.hand_over import TIMED_OUT
+from strata_core.kernels.device.exchange import LINE
 from strata_core.sources.mmap import MappedFile
 from strata_core.testing.sim import SimFaults
 from strata_core.testing.tiny import write_tiny_gguf
@@ -53,6 +56,31 @@ class Aliased:
     def close(self):
         for address, _ in self.places.values():
             self.runtime.host_free(address)
+
+
+class Asked:
+    """Experts that have no address: each round asks for them, in vain while `broken`."""
+
+    def __init__(self, experts):
+        self.mapped, self.held, self.broken = MappedFile(experts), [], False
+
+    def begin_layer(self, layer, experts):
+        pass
+
+    def view(self, expert):
+        if self.broken:
+            raise OSError(f"no {expert}")
+        self.held.append(expert)
+        return self.mapped.view(expert)
+
+    def read_into(self, expert, buffer):
+        return self.mapped.read_into(expert, buffer)
+
+    def release(self, expert):
+        self.held.remove(expert)
+
+    def close(self):
+        pass
 
 
 def aliased(lab, checkpoint, every=1, **options):
@@ -114,7 +142,8 @@ def test_hits_move_nothing_over_the_link_but_frame_picks_and_logits(lab, tiny_fi
     exchange = executor._exchange
     assert to_device == exchange.frame.nbytes < 8192
     picks = 4 * checkpoint.hyper.top_k * len(checkpoint.experts.layouts)
-    assert from_device == 256 + 4 * checkpoint.hyper.vocabulary + 8 + picks
+    counts = 256
+    assert from_device == counts + 256 + 4 * checkpoint.hyper.vocabulary + 8 + picks
     assert launches == 1
     assert executor.counters()["cpu"] == {"experts": 0, "bytes": 0}
     lab.check_closed(backend, executor)
@@ -167,6 +196,80 @@ def test_a_device_that_does_not_answer_ends_in_an_error(lab, tiny_file, tools):
     again = lab.logits(executor)
     assert again.tobytes() == lab.cpu(checkpoint).tobytes()
     lab.check_closed(backend, executor)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_after_a_source_that_failed_the_device_is_awaited(lab, tiny_file, tools, silent):
+    """Also where the device stopped answering in the same round, which nobody is told of then."""
+    checkpoint = tiny_file()
+    source = Asked(checkpoint.experts)
+    backend = lab.backend(expert_cache=3, patience=0.05)
+    executor = lab.bind(backend, checkpoint, source)
+    kernels = backend.runtime._kernels
+    signal = kernels["dispatch"]
+    word = (ctypes.c_int64 * 1).from_address(executor._exchange.rest.at("words") + LINE)
+
+    def mute(runtime, device, launch):
+        old = word[0]
+        signal(runtime, device, launch)
+        word[0] = old
+
+    slot = executor.open_sequence()
+    executor.run(tools.window(tools.ids[:1], slot=slot))
+    source.broken = True
+    kernels["dispatch"] = mute if silent else signal
+    with pytest.raises(OSError, match="no expert"):
+        executor.run(tools.window(tools.ids[1:5], start=1, slot=slot))
+    assert (executor._maker.hand.failure[0] == TIMED_OUT) == silent
+    source.broken, kernels["dispatch"] = False, signal
+    before = backend.runtime.calls()
+    assert lab.logits(executor).tobytes() == lab.cpu(checkpoint).tobytes()
+    after = backend.runtime.calls()
+    assert after["finished"] - before.get("finished", 0) == 1
+    assert source.held == []
+    lab.check_closed(backend, executor)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"expert_cache": 3}, {"expert_cache": 16}, {"expert_cache": 3, "expert_cache_device1": 5}],
+)
+def test_any_thread_may_ask_for_accounts_at_any_moment(lab, tiny_file, tools, options, monkeypatch):
+    checkpoint = tiny_file()
+    backend = lab.backend(**options)
+    executor = lab.bind(backend, checkpoint)
+    runtime, seen, told = backend.runtime, [], []
+
+    def ask():
+        before = runtime.calls()
+        seen.append(threads.submit(lambda: (executor.counters(), executor.picks())).result(10))
+        told.append(runtime.calls() == before)
+
+    def asking(work):
+        def do(*args):
+            ask()
+            result = work(*args)
+            ask()
+            return result
+
+        return do
+
+    with ThreadPoolExecutor(1) as threads:
+        for name, kernel in list(runtime._kernels.items()):
+            monkeypatch.setitem(runtime._kernels, name, asking(kernel))
+        monkeypatch.setattr(runtime, "end_capture", asking(runtime.end_capture))
+        for size in (1, 3):
+            assert lab.logits(executor, size=size).tobytes() == lab.cpu(checkpoint).tobytes()
+        ask()
+    assert len(seen) > 400
+    assert all(told), "no verb is called for an answer"
+    sums = [sum(lane["experts"] for lane in counters.values()) for counters, _ in seen]
+    assert sums == sorted(sums)
+    assert len(set(sums)) > 24
+    asked = 2 * len(tools.ids) * checkpoint.hyper.top_k * len(checkpoint.experts.layouts)
+    assert sums[-1] == sum(int(row.sum()) for row in seen[-1][1].values()) == asked
+    lab.check_closed(backend, executor)
+    assert executor.counters() == seen[-1][0]
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])

@@ -303,6 +303,43 @@ def test_a_profile_that_cannot_be_written_is_an_error_after_the_end(
         model.logits(PROMPT)
 
 
+@pytest.mark.parametrize("part", ["picks", "counters", "close"])
+def test_a_part_that_fails_at_the_end_keeps_nothing_else_from_ending(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    saved = tmp_path / "p.json"
+    model = strata_core.load(tiny_model, backend="cpu", expert_profile_save=saved)
+    model.logits(PROMPT)
+    executor, engine = model._running.executor, model._running.engine
+    order: list[str] = []
+
+    def noted(owner: Any, name: str, *, fails: bool) -> None:
+        call = getattr(owner, name)
+
+        def note() -> Any:
+            assert engine.join(0), "the engine has ended before its parts are asked"
+            order.append(f"{type(owner).__name__}.{name}")
+            result = call()
+            if fails:
+                raise RuntimeError(f"{name} failed")
+            return result
+
+        monkeypatch.setattr(owner, name, note)
+
+    for name in ("picks", "counters", "close"):
+        noted(executor, name, fails=name == part)
+    closed = []
+    close = type(model.checkpoint).close
+    monkeypatch.setattr(type(model.checkpoint), "close", lambda c: (closed.append(c), close(c)))
+    with pytest.raises((RuntimeError, StrataError), match=f"{part} failed"):
+        model.close()
+    asked = ["picks"] if part == "picks" else ["picks", "counters"]
+    assert order == [f"CpuExecutor.{name}" for name in (*asked, "close")]
+    assert model.checkpoint in closed
+    assert saved.exists() == (part != "picks")
+    model.close()
+
+
 def test_the_file_is_json_with_a_version(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     write_profile(Profile.of("abc", {2: [1, 0], 1: [3, 4]}), path)

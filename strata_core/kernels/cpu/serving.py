@@ -98,8 +98,11 @@ class Serving:
             self._leader = _Leader(writing)
         self._leader.start(pool, schedule)
         error = self._serve_until_done(reading)
-        self._let_go()
-        self._leader.finish()
+        for end in (self._let_go, self._leader.finish):
+            try:
+                end()
+            except BaseException as caught:  # noqa: BLE001 - the first is raised when all is done
+                error = error or caught
         if error is not None:
             raise error
 
@@ -164,11 +167,20 @@ class Serving:
         self._counts["answer_us"] += (time.perf_counter_ns() - began) // 1000
 
     def _let_go(self) -> None:
-        """Give back what the last request acquired; nothing computes with it any more."""
+        """Give back what the last request acquired; nothing computes with it any more.
+
+        All of it, whatever the source raises; the first error is raised at the end.
+        """
         held, self._held = self._held, []
+        first: BaseException | None = None
         for expert in held:
             self._layers[expert.layer].table[expert.index] = 0
-            self._source.release(expert)
+            try:
+                self._source.release(expert)
+            except BaseException as error:  # noqa: BLE001 - raised when all were given back
+                first = first or error
+        if first is not None:
+            raise first
 
     def counters(self) -> dict[str, int]:
         """Experts that the source was asked for, their bytes, the requests and their time."""

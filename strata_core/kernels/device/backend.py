@@ -181,34 +181,40 @@ class DeviceBackend:
         )
         prompts = placement.prompt_path(source, self._patience)
         host = HostLane(model, exchange, experts, source, self._library, self._pool.threads)
+        adaptation: Adaptation | None = None
         try:
             split = self._split(placement, cells, host)
             placement.put_split(split.table)
+            adaptation = self._adaptation(placement, experts, source, cells, host)
+            maker = Maker(
+                self.runtime,
+                placement.device,
+                placement.stream,
+                model,
+                places,
+                cells,
+                placement.helpers,
+                host,
+                hand,
+                split,
+            )
+            executor = DeviceExecutor(
+                maker,
+                prompts,
+                placement.rooms,
+                experts,
+                self._library,
+                self._pool,
+                lambda: self._drop(placement),
+                adaptation,
+            )
         except BaseException:
+            # from here on the executor would end them
+            if adaptation is not None:
+                with suppress(StrataError):
+                    adaptation.close()
             host.close()
             raise
-        maker = Maker(
-            self.runtime,
-            placement.device,
-            placement.stream,
-            model,
-            places,
-            cells,
-            placement.helpers,
-            host,
-            hand,
-            split,
-        )
-        executor = DeviceExecutor(
-            maker,
-            prompts,
-            placement.rooms,
-            experts,
-            self._library,
-            self._pool,
-            lambda: self._drop(placement),
-            self._adaptation(placement, experts, source, cells, host),
-        )
         progress.start("compiling kernels", 0)
         try:
             executor.prepare_first()
@@ -251,6 +257,9 @@ class DeviceBackend:
             host=host,
             linked=bool(self.options.link_share),
         )
+        margin = EXCHANGE_MARGIN if isinstance(source, AdaptiveSource) else MARGIN
+        timetable = Timetable(self.options.pace, demand, margin)
+        # last, for it has threads, streams and events
         swapper = Swapper(
             runtime=self.runtime,
             pool=pool,
@@ -262,8 +271,7 @@ class DeviceBackend:
             patience=self._patience,
             buffers=list(moving.buffers),
         )
-        margin = EXCHANGE_MARGIN if isinstance(source, AdaptiveSource) else MARGIN
-        return Adaptation(Timetable(self.options.pace, demand, margin), swapper, table)
+        return Adaptation(timetable, swapper, table)
 
     def _split(self, placement: Placement, cells: Cells, host: HostLane) -> Split:
         """The split of misses that was asked for, or the one that the lanes' rates make best."""

@@ -2,8 +2,9 @@
 
 The host writes a *frame* before a round: the round's number, ids, positions, places, wanted rows,
 the lines of the rope tables. The device writes the *mail* of a layer (activations, picks, lanes),
-the words that announce it, and at the end the status and the logits. The CPU and helpers write the
-rows of their lanes. Nothing is reset between rounds: words hold the number of the round.
+the words that announce it, and at the end what the lanes served so far, the status and the logits.
+The CPU and helpers write the rows of their lanes. Nothing is reset between rounds: words hold the
+number of the round.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from strata_core.interfaces import Window
-from strata_core.kernels.device.layout import PLACE_FIELDS, STATUS_BYTES
+from strata_core.kernels.device.layout import LANES, PLACE_FIELDS, STATUS_BYTES
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.program import Program
 from strata_core.kernels.rope import angles
@@ -89,9 +90,23 @@ def exchange_regions(shape: Shape) -> Regions:
     for name in ("lanes", "host"):
         regions.add(name, 4 * shape.entries)
     regions.add("host_rows", 4 * shape.entries * shape.outputs)
+    add_counts(regions, shape)
     regions.add("result", STATUS_BYTES + 4 * shape.tokens * shape.vocabulary)
     regions.add("helper status", LINE * MOST_HELPERS)
     return regions
+
+
+def add_counts(regions: Regions, shape: Shape) -> None:
+    """Entries served so far, by routed layer and lane: right before "result", for one copy of both.
+
+    A device adds to its own; at the end of each round the host gets a copy.
+    """
+    regions.add("counts", counts_of(shape.layers))
+
+
+def counts_of(layer: int) -> int:
+    """Offset in "counts" of the uint64 [LANES] of the `layer`-th routed layer."""
+    return 8 * LANES * layer
 
 
 def picks_of(shape: Shape, layer: int) -> int:

@@ -33,7 +33,7 @@ PATIENCE = 10.0
 
 
 class DeviceExecutor:
-    """Runs windows of any length up to the limits; used by one thread.
+    """Runs windows of any length up to the limits; used by one thread, and any asks for accounts.
 
     Longer windows than the kernels take are run in pieces, with the same bits. After an error the
     sequences of the window hold no valid state, and the next run first waits, bounded, until the
@@ -75,6 +75,8 @@ class DeviceExecutor:
         self._picked = self._exchange.array("picks", np.int32, layers, self._exchange.shape.entries)
         self._first_number = np.arange(layers, dtype=np.int64)[:, None] * each
         self._totals = np.zeros(layers * each, np.int64)
+        self._told = self._exchange.array("counts", np.uint64, layers, LANES)
+        self._served = self._told.copy()
 
     # sequences
 
@@ -144,9 +146,9 @@ class DeviceExecutor:
         self._number += 1
         places = [self._slots[int(s)].place for s in window.slots]
         logits = self._prompts.run(window, places, self._number)
-        for row, layer in zip(self._totals.reshape(-1, self._model.experts),
-                              self._model.routed, strict=True):  # fmt: skip
-            row += self._prompts.picked(layer)
+        if self._model.routed:
+            picked = [self._prompts.picked(layer) for layer in self._model.routed]
+            self._totals = self._totals + np.concatenate(picked)
         return logits
 
     def prepare(self, mode: Mode) -> Round:
@@ -186,9 +188,14 @@ class DeviceExecutor:
         self._helper_status[:] = NOTHING_LATCHED
         self._maker.host.begin(mode.tokens)
         self._maker.hand.failure[:] = NO_FAILURE
+        # whatever ends the round early, the device may still be busy with it
+        self._unsettled = True
         self._run_round(ready)
         if self._maker.hand.failure[0] != NO_FAILURE:
             raise self._stopped(ready)
+        self._unsettled = False
+        # a copy of its own: other threads read it while the next round is under way
+        self._served = self._told.copy()
         latched = self._latched()
         if latched != NOTHING_LATCHED:
             raise not_finite(self._model.program, self._files, latched)
@@ -201,7 +208,8 @@ class DeviceExecutor:
         Prompts are counted, but the cache does not follow them: the experts of decoding stay.
         """
         asked = (self._picked[:, : tokens * self._model.shape.top_k] + self._first_number).ravel()
-        self._totals += np.bincount(asked, minlength=len(self._totals))
+        # not in place: another thread may be reading the old ones
+        self._totals = self._totals + np.bincount(asked, minlength=len(self._totals))
         if decoding and self._adaptation is not None:
             self._adaptation.after(asked)
 
@@ -221,7 +229,6 @@ class DeviceExecutor:
     def _stopped(self, ready: Round) -> StrataError:
         """The error of a round that a launch or a wait ended; the driver is asked for its own."""
         kind, label = (int(v) for v in self._maker.hand.failure)
-        self._unsettled = True
         said = self._maker.runtime.take_error()
         routed = self._model.routed
         where = f"layer {routed[label]}" if label < len(routed) else "its end"
@@ -240,6 +247,7 @@ class DeviceExecutor:
         if not self._unsettled:
             return
         runtime = self._maker.runtime
+        runtime.take_error()  # the failed round's
         streams = [(self._maker.device, self._maker.stream)]
         streams += [(h.device, h.stream) for h in self._maker.helpers]
         for device, stream in streams:
@@ -262,10 +270,15 @@ class DeviceExecutor:
     # accounts
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """Experts and bytes by lane so far; tokens that share an expert count each."""
+        """Experts and bytes by lane so far; tokens that share an expert count each.
+
+        Any thread may ask at any time, also after `close`: nothing is asked of the device. They are
+        those of the rounds that came to their end; what one that failed had served until then comes
+        with the next one's.
+        """
         totals = {name: {"experts": 0, "bytes": 0} for name in ("hit", "pcie", "cpu", "helper")}
         names = {HIT: "hit", LINK: "pcie", HOST: "cpu"}
-        for layer, counts in self._counts().items():
+        for layer, counts in zip(self._model.routed, self._served, strict=True):
             for lane, count in enumerate(counts.tolist()):
                 total = totals[names.get(lane, "helper")]
                 total["experts"] += count
@@ -289,20 +302,6 @@ class DeviceExecutor:
     def lanes(self) -> Mapping[str, Any]:
         """How misses are split between the link and the CPU, and the rates behind it."""
         return self._maker.split.as_json(self._model.shape.top_k)
-
-    def _counts(self) -> dict[int, NDArray[np.uint64]]:
-        """Entries of each layer by lane, read from the device."""
-        self._settle()
-        runtime, stream = self._maker.runtime, self._maker.stream
-        found = {}
-        # the activations' place in the exchange is free between rounds
-        target = self._exchange.rest.at("x")
-        for layer in self._model.routed:
-            source = self._maker.places.regions.at(f"counts {layer}")
-            runtime.copy(target, source, 8 * LANES, stream)
-            runtime.synchronize(stream)
-            found[layer] = self._exchange.array("x", np.uint64, LANES).copy()
-        return found
 
     def close(self) -> None:
         """Free graphs, buffers and slots; the pool and the device belong to the backend."""

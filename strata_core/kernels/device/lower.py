@@ -13,7 +13,7 @@ import numpy as np
 
 from strata_core.errors import CheckpointError
 from strata_core.kernels.cpu.unpack import UNPACK
-from strata_core.kernels.device.exchange import picks_of
+from strata_core.kernels.device.exchange import counts_of, picks_of
 from strata_core.kernels.device.layout import STATUS_BYTES
 from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
 from strata_core.kernels.device.table import gate_up_warps, make_launch
@@ -50,9 +50,10 @@ class Lowering:
         self._add(Fill(self.places.regions.at("result"), 0xFF, 4))
 
     def _end(self) -> None:
-        nbytes = STATUS_BYTES + 4 * self.mode.wanted * self.model.program.vocabulary
-        target = self.places.exchange.rest.at("result")
-        self._add(Copy(target, self.places.regions.at("result"), nbytes))
+        counts, result = (self._region(name) for name in ("counts", "result"))
+        logits = 4 * self.mode.wanted * self.model.program.vocabulary
+        nbytes = result - counts + STATUS_BYTES + logits
+        self._add(Copy(self.places.exchange.rest.at("counts"), counts, nbytes))
         end = self.places.seen_word(self.model.shape.layers)
         self._launch("signal", word=end, value=self.places.regions.at("round"))
 
@@ -324,6 +325,7 @@ class Lowering:
             "mail_host": seen("host"),
             "mail_word": self.places.seen_word(self._ordinal) if layer in self.shared else 0,
         }
+        counts = self._region("counts") + counts_of(self._ordinal)
         self._ordinal += 1
         self._launch(
             "assign",
@@ -334,7 +336,7 @@ class Lowering:
             entries=self._region("entries"),
             rows=self._at(out),
             host_rows=seen("host_rows"),
-            counts=self._region(f"counts {layer}"),
+            counts=counts,
             round=self._region("round"),
             tokens=self.mode.tokens,
             top_k=self.model.shape.top_k,

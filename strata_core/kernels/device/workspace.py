@@ -9,11 +9,10 @@ from attrs import frozen
 from strata_core.checkpoint.types import TYPES
 from strata_core.interfaces import BlobLayout, Limits
 from strata_core.kernels.cpu.unpack import UNPACK
-from strata_core.kernels.device.exchange import FRAME, Exchange, Shape
+from strata_core.kernels.device.exchange import FRAME, Exchange, Shape, add_counts
 from strata_core.kernels.device.layout import (
     CELL,
     ENTRY,
-    LANES,
     PARTIAL_HEAD,
     STATUS_BYTES,
     inner_bytes,
@@ -101,6 +100,7 @@ def main_regions(model: Model, exchange: Exchange) -> Regions:
     # the frame's parts lie as on the host, from the start of the workspace
     for name in FRAME:
         regions.add(name, exchange.frame.size(name))
+    add_counts(regions, model.shape)
     regions.add("result", STATUS_BYTES + 4 * model.tokens * model.program.vocabulary)
     for buffer in model.program.buffers:
         if buffer != model.program.logits:
@@ -114,8 +114,6 @@ def main_regions(model: Model, exchange: Exchange) -> Regions:
             regions.add("partials", 4 * rows * (PARTIAL_HEAD + dim))
     _expert_regions(regions, model)
     regions.add("share", 4 * (model.shape.entries + 1))
-    for layer in model.routed:
-        regions.add(f"counts {layer}", 8 * LANES)
     return regions
 
 
