@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from strata_core.abilities import AdaptiveSource
 from strata_core.cache.adaptive import Pair, Timetable
 from strata_core.cache.swaps import Swapper
-from strata_core.errors import StrataError
 from strata_core.interfaces import BlobLayout, Expert, Source
 from strata_core.kernels.cpu.serving import stable_experts
 from strata_core.kernels.device.cells import Cells
@@ -55,7 +54,7 @@ class DeviceTable:
             for pair, slot in swaps:
                 self._move(pair, slot)
             self.runtime.copy(self.target, self.mirror, self.nbytes, self.stream)
-        except StrataError:
+        except Exception:
             for layer, table in before.items():
                 self.cells.layers[layer][:] = table
             raise
@@ -132,6 +131,10 @@ class Adaptation:
         To be called before slots are used for anything else.
         """
         return self.swapper.settle()
+
+    def reading(self) -> Expert | None:
+        """An expert that `rest` would still wait for the source to read."""
+        return self.swapper.reading()
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Experts and bytes that entered the cache, and that left it with a copy."""

@@ -136,11 +136,7 @@ class DeviceExecutor:
     def _prompt(self, window: Window) -> NDArray[np.float32]:
         self._settle()
         if self._adaptation is not None and not self._adaptation.rest():
-            raise EngineError(
-                "experts are still on their way into the cache, whose slots a prompt needs",
-                f"the copies did not come to an end within {self._maker.hand.bound:g} s",
-                "look at the system's log for errors of the device, and start again",
-            )
+            raise self._not_at_rest(self._adaptation)
         self._number += 1
         places = [self._slots[int(s)].place for s in window.slots]
         logits = self._prompts.run(window, places, self._number)
@@ -212,6 +208,18 @@ class DeviceExecutor:
             self._run_step(step.function, step.args, 0, 1)
 
     # failures
+
+    def _not_at_rest(self, adaptation: Adaptation) -> StrataError:
+        """The error of a prompt whose slots others still use; the next prompt looks again."""
+        reading, bound = adaptation.reading(), f"{self._maker.hand.bound:g} s"
+        why = f"the copies did not come to an end within {bound}"
+        remedy = "try again; if it stays so, look at the system's log for errors of the device"
+        if reading is not None:
+            why = f"the source did not read {reading} within {bound}"
+            remedy = "try again; if it stays so, check the disk that the model's files are on"
+        return EngineError(
+            "experts are still on their way into the cache, whose slots a prompt needs", why, remedy
+        )
 
     def _latched(self) -> int:
         """The lowest op that met a value that is not finite, on any device or the CPU."""
