@@ -136,6 +136,10 @@ class Adaptation:
         """An expert that `rest` would still wait for the source to read."""
         return self.swapper.reading()
 
+    def gone(self, expert: Expert) -> None:
+        """An expert is in no slot any more, and no swap took it out. Nothing may be on its way."""
+        self.timetable.gone(expert)
+
     def counters(self) -> dict[str, dict[str, int]]:
         """Experts and bytes that entered the cache, and that left it with a copy."""
         counts = self.swapper.counts

@@ -12,7 +12,7 @@ from attrs import evolve
 from numpy.typing import NDArray
 
 from strata_core.errors import EngineError, StrataError
-from strata_core.interfaces import ExpertFiles, Window
+from strata_core.interfaces import Expert, ExpertFiles, Window
 from strata_core.kernels.cpu.hand_over import NO_FAILURE, TIMED_OUT
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.not_finite import not_finite
@@ -114,6 +114,7 @@ class DeviceExecutor:
             logits[:] = self._prompt(window)
             return logits
         self._prompts.restore()
+        self._go_without(self._prompts.lost.experts)
         # a prompt wants the logits of its last token at most
         decoding = wanted == tokens and window.kernel_class == "window"
         if 0 < tokens <= self._model.tokens and wanted <= 1:
@@ -144,6 +145,27 @@ class DeviceExecutor:
                               self._model.routed, strict=True):  # fmt: skip
             row += self._prompts.picked(layer)
         return logits
+
+    def _go_without(self, lost: list[Expert]) -> None:
+        """Experts that could not come back to their slots are misses like any other from now on.
+
+        A round may have no lane for them where all of a layer were in slots, so all are made anew.
+        """
+        if not lost:
+            return
+        self._settle()
+        self._maker.empty(lost)
+        self._drop_rounds()
+        for expert in lost:
+            if self._adaptation is not None:
+                self._adaptation.gone(expert)
+        lost.clear()
+
+    def _drop_rounds(self) -> None:
+        graphs = [graph for ready in self._rounds.values() for graph in ready.graphs]
+        self._rounds.clear()
+        runtime = self._maker.runtime
+        undo_all(runtime, [partial(runtime.destroy_graph, graph) for graph in graphs])
 
     def prepare(self, mode: Mode) -> Round:
         """The round of a mode, made at its first use."""
@@ -319,11 +341,9 @@ class DeviceExecutor:
         self._closed = True
         self._slots.clear()
         runtime = self._maker.runtime
-        graphs = [graph for ready in self._rounds.values() for graph in ready.graphs]
-        self._rounds.clear()
         steps: list[Callable[[], None]] = [self._settle, self._prompts.close]
         steps += [self._maker.host.close]
         steps += [self._adaptation.close] if self._adaptation else []
-        steps += [partial(runtime.destroy_graph, graph) for graph in graphs]
+        steps += [self._drop_rounds]
         steps += [helper.forget for helper in self._maker.helpers]
         undo_all(runtime, [*steps, self._on_close])
