@@ -108,6 +108,10 @@ class Demand:
         self.inside[self.number(pair.leaving)] = False
         self.inside[self.number(pair.entering)] = True
 
+    def gone(self, expert: Expert) -> None:
+        """An expert's slot was taken from it, and nobody is in it."""
+        self.inside[self.number(expert)] = False
+
     def swaps(self, most: int, margin: float = MARGIN) -> list[Pair]:
         """At most `most` pairs, what gains most first; what is barred is in none.
 
@@ -179,3 +183,8 @@ class Timetable:
     def put_back(self, pairs: Sequence[Pair]) -> None:
         """Pairs for which there was no room; they come first after the next round."""
         self._waiting = [*pairs, *self._waiting]
+
+    def gone(self, expert: Expert) -> None:
+        """An expert is in no slot any more: no pair that waits has it leave one."""
+        self.demand.gone(expert)
+        self._waiting = [pair for pair in self._waiting if pair.leaving != expert]

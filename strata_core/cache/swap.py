@@ -46,11 +46,13 @@ class Counts:
 class Swap:
     """One swap under way. What of it is not None has still to be ended.
 
-    `shown`: the source has its copy of the leaving expert, which is still in its slot.
+    `about`: the one of the pair that an error of the latest step is of. `shown`: the source has its
+    copy of the leaving expert, which is still in its slot.
     """
 
     pair: Pair
     slot: int
+    about: Expert
     promote: Move | None = None
     demote: Move | None = None
     into: int | None = None

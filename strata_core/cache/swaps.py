@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 from attrs import define, field
 
-from strata_core.abilities import AdaptiveSource
+from strata_core.abilities import AdaptiveSource, Move
 from strata_core.cache.adaptive import Demand, Pair
 from strata_core.cache.slots import SlotPool
 from strata_core.cache.staging import staging_bytes
 from strata_core.cache.swap import Counts, Swap, Table
+from strata_core.cache.swap_reports import Reports
 from strata_core.cache.waves import Waves
 from strata_core.checkpoint.scales import check_scales
-from strata_core.errors import Degradation, DeviceError, StrataError
-from strata_core.installed import describe
+from strata_core.errors import Degradation, DeviceError
 from strata_core.interfaces import BlobLayout, Expert, Source, StableSource, View
 from strata_core.memory.address import bytes_at
 from strata_core.memory.held import undo_all
@@ -63,12 +64,14 @@ class Swapper:
     _waves: Waves = field(init=False)
     _open: list[Swap] = field(factory=list, init=False)
     _readers: ThreadPoolExecutor = field(init=False)
-    _told: set[str] = field(factory=set, init=False)
+    _reports: Reports = field(init=False)
     _closed: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._waves = Waves(self.runtime, self.pool.device)
         self._readers = ThreadPoolExecutor(READERS, "strata-swap")
+        place = f"{self.runtime.label}{self.pool.device}"
+        self._reports = Reports(place, self.degrade)
 
     @property
     def under_way(self) -> int:
@@ -86,18 +89,25 @@ class Swapper:
             self._go_on()
             back = [pair for pair in pairs if not self._begin(pair)]
             self._waves.end()
-        except StrataError as error:
+        except Exception as error:  # noqa: BLE001 - a source may be a plugin's
             self._stop(error)
             return []
         return back
 
     def settle(self) -> bool:
-        """Wait, bounded, until no swap is under way; whether that is so."""
+        """Wait, bounded, until no swap is under way; whether that is so. It may be asked again."""
         limit = time.monotonic() + self.patience
         while self._open and not self.stopped and time.monotonic() < limit:
             self.tick(())
             time.sleep(0.0005)
+        if self.stopped:
+            self._undo_once_still()
         return not self._open
+
+    def reading(self) -> Expert | None:
+        """An expert under way that the source is still being asked to read; None: there is none."""
+        asked = (s.pair.entering for s in self._open if s.reading and not s.reading.done())
+        return next(asked, None)
 
     def close(self) -> None:
         """Undo what is under way, free streams and events. Calling it again does nothing.
@@ -118,7 +128,7 @@ class Swapper:
         slot = self.pool.take_spare(layout)
         if slot is None:
             return False
-        swap = Swap(pair, slot)
+        swap = Swap(pair, slot, about=pair.entering)
         self._open.append(swap)
         self.demand.bar(pair.leaving)
         self.demand.bar(pair.entering)
@@ -138,7 +148,9 @@ class Swapper:
         """Have the source make room, and take the buffers; False where there are too few."""
         if isinstance(self.source, AdaptiveSource):
             swap.promote = self.source.begin_promote(swap.pair.entering)
+            swap.about = swap.pair.leaving
             swap.demote = self.source.begin_demote(swap.pair.leaving)
+            swap.about = swap.pair.entering
         needs_in = self._reachable(swap.pair.entering) is None
         needs_out = swap.demote is not None and not swap.demote.dma
         if needs_in + needs_out > len(self.buffers):
@@ -213,6 +225,7 @@ class Swapper:
                 return False
             swap.wave = None
             if swap.error is None and swap.out is not None:
+                swap.about = swap.pair.leaving
                 swap.storing = self._readers.submit(self._store, swap)
         if swap.storing is not None:
             if not swap.storing.done():
@@ -242,7 +255,7 @@ class Swapper:
             return
         try:
             self.table.publish([(swap.pair, swap.slot) for swap in good])
-        except StrataError:
+        except Exception:
             for swap in good:
                 self._hide_leaving(swap)
             raise
@@ -257,7 +270,8 @@ class Swapper:
         demote, swap.demote = swap.demote, None
         try:
             self.source.commit(demote)
-        except StrataError as error:
+        except Exception as error:  # noqa: BLE001 - a source may be a plugin's
+            swap.about = swap.pair.leaving
             self._fail(swap, error)
             return False
         swap.shown = True
@@ -265,10 +279,22 @@ class Swapper:
 
     def _hide_leaving(self, swap: Swap) -> None:
         """The leaving expert stays, and its copy's room is given back."""
-        if swap.shown and isinstance(self.source, AdaptiveSource):
+        if not swap.shown or not isinstance(self.source, AdaptiveSource):
+            return
+        try:
             move = self.source.begin_promote(swap.pair.leaving)
-            if move is not None:
-                self.source.commit(move)
+        except Exception as error:  # noqa: BLE001 - a source may be a plugin's
+            self._reports.unended(swap.pair.leaving, error)
+            return
+        if move is not None:
+            self._end(self.source.commit, move)
+
+    def _end(self, how: Callable[[Move], None], move: Move) -> None:
+        """End a move of the source, which nothing depends on any more, whatever it raises."""
+        try:
+            how(move)
+        except Exception as error:  # noqa: BLE001 - a source may be a plugin's
+            self._reports.unended(move.expert, error)
 
     def _done(self, swap: Swap) -> None:
         pair = swap.pair
@@ -285,21 +311,22 @@ class Swapper:
             left_bytes=layout.nbytes * swap.shown,
         )
         if swap.promote is not None and isinstance(self.source, AdaptiveSource):
-            self.source.commit(swap.promote)
+            self._end(self.source.commit, swap.promote)
 
     def _fail(self, swap: Swap, error: Exception) -> None:
-        """Undo a swap for which the source had an error; its expert is not tried again."""
+        """Undo a swap for which the source had an error; whom it is about is not tried again."""
         self._undo(swap)
         self.counts = self.counts.plus(undone=1)
-        self.demand.bar(swap.pair.entering)
-        self._report(swap.pair.entering, error)
+        self.demand.bar(swap.about)
+        told = self._reports.kept if swap.about == swap.pair.leaving else self._reports.undone
+        told(swap.about, error)
 
     def _undo(self, swap: Swap) -> None:
         """All as it was. Nothing of the swap may be under way."""
         if isinstance(self.source, AdaptiveSource):
             for move in (swap.demote, swap.promote):
                 if move is not None:
-                    self.source.abort(move)
+                    self._end(self.source.abort, move)
         self.pool.give_spare(self.layouts[swap.pair.entering.layer], swap.slot)
         self._forget(swap)
         self.demand.bar(swap.pair.entering, barred=False)
@@ -315,40 +342,23 @@ class Swapper:
 
     # failures of the device
 
-    def _stop(self, error: StrataError) -> None:
+    def _stop(self, error: Exception) -> None:
         """No more swaps: undo those under way once nothing moves any more.
 
-        What is not known to have ended stays taken until `close`.
+        What is not known to have ended stays taken until `settle` or `close` finds that it has.
         """
         self.stopped = True
         self.runtime.take_error()
         self.counts = self.counts.plus(undone=len(self._open))
+        self._undo_once_still()
+        self._reports.stopped(error)
+
+    def _undo_once_still(self) -> None:
+        """Undo what is under way, if that comes to its end within the patience."""
+        if not self._open:
+            return
+        jobs: list[Future[Any]] = []
         for swap in self._open:
-            for job in (swap.reading, swap.storing):
-                if job is not None:
-                    job.exception()
-        if self._waves.still(self.patience):
+            jobs += [job for job in (swap.reading, swap.storing) if job is not None]
+        if not wait(jobs, self.patience).not_done and self._waves.still(self.patience):
             self._undo_all()
-        told = Degradation(
-            what=f"experts no longer change places on {self.runtime.label}{self.pool.device}",
-            why=f"{error.what}; {error.why}" if error.why else error.what,
-            cost="the cache keeps the experts that it has, whatever the text asks for",
-            remedy="start again; if it happens again, give --adapt-every 0",
-        )
-        self._tell("stopped", told)
-
-    def _report(self, expert: Expert, error: Exception) -> None:
-        known = isinstance(error, StrataError)
-        told = Degradation(
-            what=f"{expert} did not enter the cache of {self.runtime.label}{self.pool.device}",
-            why=" ".join(str(error).split()) if known else describe(error),
-            cost="it is computed from where it is; others go on changing places",
-            remedy="check the model's files with `strata verify`",
-        )
-        self._tell("undone", told)
-
-    def _tell(self, kind: str, item: Degradation) -> None:
-        """Report the first failure of a kind; the others are alike."""
-        if kind not in self._told:
-            self._told.add(kind)
-            self.degrade(item)

@@ -1,5 +1,6 @@
 """Swaps on the simulated accelerator: two phases, any order of events, every failure undone."""
 
+import threading
 import time
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from swap_bench import ALL, BLOBS, SOURCES, Files, Lab, Resident, resident
 
 from strata_core.cache.adaptive import Pair
-from strata_core.errors import DeviceError
+from strata_core.cache.waves import Waves
+from strata_core.errors import DeviceError, StrataError
 from strata_core.interfaces import Expert
 from strata_core.memory.address import bytes_at
 from strata_core.testing.sim import VERBS, SimFaults
@@ -116,6 +118,146 @@ def test_a_copy_that_is_found_wrong_keeps_the_expert_in_its_slot():
     assert Expert(0, 0) in lab.pool.places
     assert lab.swapper.counts.undone == 1
     assert len(lab.source.free) == 2
+    lab.close()
+
+
+def raising(error, chosen=lambda move: True, then=lambda move: None):
+    """A source's method that raises for some moves, and does `then` for the others."""
+
+    def method(move):
+        if chosen(move):
+            raise error
+        return then(move)
+
+    return method
+
+
+def failing_begin(source):
+    source.begin_demote = raising(ZeroDivisionError("oh"))
+
+
+def failing_commit(source):
+    source.commit = raising(
+        ZeroDivisionError("oh"), lambda move: move.kind == "demote", source.commit
+    )
+
+
+def wrong_copy(source):
+    """The contract's way: the move is aborted, then StrataError is raised."""
+    commit = source.commit
+
+    def refused(move):
+        if move.kind == "promote":
+            return commit(move)
+        source.abort(move)
+        raise StrataError(f"the copy of {move.expert} is wrong", "a bit changed", "test it")
+
+    source.commit = refused
+
+
+@pytest.mark.parametrize("breaks", [failing_begin, failing_commit, wrong_copy])
+def test_who_cannot_leave_is_named_and_not_tried_again_and_the_other_one_is(breaks):
+    lab = Lab(resident())
+    breaks(lab.source)
+    lab.ticks(PAIRS[:1])
+    (leaving, entering) = PAIRS[0].leaving, PAIRS[0].entering
+    (report,) = lab.reports
+    assert report.what == f"{leaving} did not leave the cache of SIM0"
+    assert ("ZeroDivisionError" in report.why) != (breaks is wrong_copy)
+    lab.demand.counts[lab.demand.number(entering)] = 60
+    (again,) = lab.demand.swaps(1)
+    assert again.entering == entering
+    assert again.leaving != leaving
+    lab.source.open.clear()
+    lab.check()
+    lab.close()
+
+
+@pytest.mark.parametrize("error", [StrataError("no", "the tier is lost", ""), ValueError("no")])
+@pytest.mark.parametrize("call", ["commit", "abort", "begin_promote"])
+def test_whatever_a_source_raises_at_a_swaps_end_the_others_end_as_well(call, error):
+    """Published swaps are finished, and undone ones undone; the table's readers are told."""
+    lab = Lab(resident())
+    lab.swapper.tick(PAIRS)
+    kind = {"commit": lambda move: move.kind == "promote"}.get(call, lambda move: True)
+    setattr(lab.source, call, raising(error, kind, getattr(lab.source, call)))
+    if call != "commit":
+        lab.table.refuse = DeviceError("copy failed", "no reason")
+    lab.ticks()
+    assert lab.swapper.counts.entered == (2 if call == "commit" else 0)
+    assert lab.swapper.stopped == (call != "commit")
+    if call == "commit":
+        assert set(lab.table.refreshed) == {e for p in PAIRS for e in (p.leaving, p.entering)}
+    unended = [r for r in lab.reports if "the source did not end a move of" in r.what]
+    assert len(unended) == 1, "told once"
+    assert ("ValueError" in unended[0].why) == isinstance(error, ValueError)
+    lab.source.open.clear()
+    lab.close()
+
+
+@pytest.mark.parametrize("where", ["publish", "refresh"])
+def test_a_table_that_raises_anything_raises_it_nowhere_else(where):
+    lab = Lab(resident())
+    lab.swapper.tick(PAIRS)
+    setattr(lab.table, where, raising(ZeroDivisionError("oh")))
+    for _ in range(100):
+        assert lab.swapper.tick(()) == []
+        time.sleep(0.0005)
+        if lab.swapper.stopped:
+            break
+    assert "ZeroDivisionError" in lab.reports[0].why
+    assert lab.swapper.under_way == 0
+    lab.source.check()
+    lab.close()
+
+
+def test_a_device_that_was_not_still_is_asked_again(monkeypatch):
+    lab = Lab(resident())
+    before = dict(lab.pool.places)
+    monkeypatch.setattr(Waves, "still", lambda waves, patience: False)
+    lab.table.refuse = DeviceError("copy failed", "no reason")
+    lab.swapper.tick(PAIRS)
+    while not lab.swapper.stopped:
+        lab.swapper.tick(())
+    assert not lab.swapper.settle()
+    assert lab.swapper.under_way == 2
+    monkeypatch.undo()
+    assert lab.swapper.settle()
+    assert lab.pool.places == before
+    lab.source.check()
+    lab.check()
+    lab.close()
+
+
+def test_a_read_that_takes_long_is_named_and_waited_for_again():
+    lab = Lab(lambda held: Files())
+    lab.source.slow = threading.Event()
+    lab.swapper.patience = 0.02
+    lab.swapper.tick(PAIRS[:1])
+    assert not lab.swapper.settle()
+    assert lab.swapper.reading() == PAIRS[0].entering
+    assert lab.reports == []
+    lab.source.slow.set()
+    lab.swapper.patience = 5.0
+    assert lab.swapper.settle()
+    assert lab.swapper.reading() is None
+    assert lab.swapper.counts.entered == 1
+    lab.close()
+
+
+def test_a_read_that_takes_long_does_not_hold_up_the_end_of_all_swaps(monkeypatch):
+    lab = Lab(lambda held: Files())
+    lab.source.slow = threading.Event()
+    lab.swapper.patience = 0.02
+    lab.swapper.tick(PAIRS[:1])
+    monkeypatch.setattr(Waves, "look", lambda waves: 1 // 0)
+    lab.swapper.tick(())
+    assert lab.swapper.stopped
+    assert lab.swapper.under_way == 1, "the read may still write into its buffer"
+    lab.source.slow.set()
+    lab.swapper.patience = 5.0
+    assert lab.swapper.settle()
+    lab.check()
     lab.close()
 
 

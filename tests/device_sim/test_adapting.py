@@ -1,14 +1,16 @@
 """The adaptive cache in rounds: the CPU's bits at every pace, hits that rise, failures undone."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 import strata_core
 from strata_core.cache.adaptive import Pair
 from strata_core.engine.messages import Finished
-from strata_core.errors import EngineError
+from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import AllocatorContext, Expert, SourceContext
 from strata_core.kernels.cpu.executor import CpuExecutor
 from strata_core.kernels.cpu.pool import Pool
@@ -427,6 +429,29 @@ def test_a_read_that_fails_leaves_the_expert_where_it_is(lab, tools, tiny_file, 
     assert counters["experts"] == 0
     assert counters["undone"] > 0
     assert len(lab.degradations) == 1
+    bound.close()
+
+
+def test_a_prompt_names_the_read_that_it_waits_for_and_the_next_one_waits_again(
+    lab, tools, tiny_file
+):
+    bound = Bound(lab, tools, tiny_file(), expert_cache=6, patience=0.5)
+    executor, swapper = bound.executor, bound.executor._adaptation.swapper
+    read_into, slow = bound.source.read_into, threading.Event()
+    bound.source.read_into = lambda *args: slow.wait(20) and read_into(*args)
+    bound.logits(TEXT[:9])
+    assert swapper.under_way > 0
+    slot = executor.open_sequence()
+    prompt = evolve(tools.window(TEXT[:20], slot=slot, rows=[19]), kernel_class="prompt")
+    with pytest.raises(StrataError, match="still on their way") as caught:
+        executor.run(prompt)
+    assert "the source did not read expert" in caught.value.why
+    assert "disk" in caught.value.remedy
+    slow.set()
+    assert np.isfinite(executor.run(prompt)).all()
+    assert swapper.under_way == 0
+    assert lab.degradations == []
+    executor.close_sequence(slot)
     bound.close()
 
 

@@ -17,7 +17,6 @@ from strata_core.abilities import AdaptiveSource, PartlyStableSource
 from strata_core.cache.adaptive import Pair, Timetable
 from strata_core.cache.stager import await_event
 from strata_core.cache.swaps import Swapper
-from strata_core.errors import StrataError
 from strata_core.interfaces import BlobLayout, Expert, Source, StableSource
 from strata_core.kernels.cpu.serving import stable_experts
 from strata_core.kernels.device.cells import Cells
@@ -63,7 +62,7 @@ class DeviceTable:
             for pair, slot in swaps:
                 self._move(pair, slot)
             self._copy(touched)
-        except StrataError:
+        except Exception:
             for layer, table in before.items():
                 self.cells.layers[layer][:] = table
             raise
@@ -167,6 +166,14 @@ class Adaptation:
         To be called before slots are used for anything else.
         """
         return self.swapper.settle()
+
+    def reading(self) -> Expert | None:
+        """An expert that `rest` would still wait for the source to read."""
+        return self.swapper.reading()
+
+    def gone(self, expert: Expert) -> None:
+        """An expert is in no slot any more, and no swap took it out. Nothing may be on its way."""
+        self.timetable.gone(expert)
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Experts and bytes that entered the cache, and that left it with a copy."""

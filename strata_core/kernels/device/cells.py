@@ -61,6 +61,14 @@ class Cells:
         """The expert is in no slot."""
         self.layers[expert.layer]["slot"][expert.index] = 0
 
+    @staticmethod
+    def slot_span(expert: Expert) -> tuple[int, int]:
+        """Where in its layer's part the expert's slot stands, and the bytes of that."""
+        fields = CELL.fields
+        assert fields is not None, "a cell has named parts"
+        kind, offset = fields["slot"][:2]
+        return expert.index * CELL.itemsize + offset, kind.itemsize
+
     def link(self, expert: Expert, parts: tuple[int, int, int] | None) -> None:
         """The device finds the expert at these addresses over the link; None: it does not."""
         self.layers[expert.layer]["alias"][expert.index] = parts or 0

@@ -12,7 +12,7 @@ from attrs import evolve
 from numpy.typing import NDArray
 
 from strata_core.errors import EngineError, StrataError
-from strata_core.interfaces import ExpertFiles, Window
+from strata_core.interfaces import Expert, ExpertFiles, Window
 from strata_core.kernels.cpu.hand_over import NO_FAILURE, TIMED_OUT
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.not_finite import not_finite
@@ -116,6 +116,7 @@ class DeviceExecutor:
             logits[:] = self._prompt(window)
             return logits
         self._prompts.restore()
+        self._go_without(self._prompts.lost.experts)
         # a prompt wants the logits of its last token at most
         decoding = wanted == tokens and window.kernel_class == "window"
         if 0 < tokens <= self._model.tokens and wanted <= 1:
@@ -138,11 +139,7 @@ class DeviceExecutor:
     def _prompt(self, window: Window) -> NDArray[np.float32]:
         self._settle()
         if self._adaptation is not None and not self._adaptation.rest():
-            raise EngineError(
-                "experts are still on their way into the cache, whose slots a prompt needs",
-                f"the copies did not come to an end within {self._maker.hand.bound:g} s",
-                "look at the system's log for errors of the device, and start again",
-            )
+            raise self._not_at_rest(self._adaptation)
         self._number += 1
         places = [self._slots[int(s)].place for s in window.slots]
         logits = self._prompts.run(window, places, self._number)
@@ -150,6 +147,27 @@ class DeviceExecutor:
             picked = [self._prompts.picked(layer) for layer in self._model.routed]
             self._totals = self._totals + np.concatenate(picked)
         return logits
+
+    def _go_without(self, lost: list[Expert]) -> None:
+        """Experts that could not come back to their slots are misses like any other from now on.
+
+        A round may have no lane for them where all of a layer were in slots, so all are made anew.
+        """
+        if not lost:
+            return
+        self._settle()
+        self._maker.empty(lost)
+        self._drop_rounds()
+        for expert in lost:
+            if self._adaptation is not None:
+                self._adaptation.gone(expert)
+        lost.clear()
+
+    def _drop_rounds(self) -> None:
+        graphs = [graph for ready in self._rounds.values() for graph in ready.graphs]
+        self._rounds.clear()
+        runtime = self._maker.runtime
+        undo_all(runtime, [partial(runtime.destroy_graph, graph) for graph in graphs])
 
     def prepare(self, mode: Mode) -> Round:
         """The round of a mode, made at its first use."""
@@ -220,6 +238,18 @@ class DeviceExecutor:
             self._run_step(step.function, step.args, 0, 1)
 
     # failures
+
+    def _not_at_rest(self, adaptation: Adaptation) -> StrataError:
+        """The error of a prompt whose slots others still use; the next prompt looks again."""
+        reading, bound = adaptation.reading(), f"{self._maker.hand.bound:g} s"
+        why = f"the copies did not come to an end within {bound}"
+        remedy = "try again; if it stays so, look at the system's log for errors of the device"
+        if reading is not None:
+            why = f"the source did not read {reading} within {bound}"
+            remedy = "try again; if it stays so, check the disk that the model's files are on"
+        return EngineError(
+            "experts are still on their way into the cache, whose slots a prompt needs", why, remedy
+        )
 
     def _latched(self) -> int:
         """The lowest op that met a value that is not finite, on any device or the CPU."""
@@ -310,11 +340,9 @@ class DeviceExecutor:
         self._closed = True
         self._slots.clear()
         runtime = self._maker.runtime
-        graphs = [graph for ready in self._rounds.values() for graph in ready.graphs]
-        self._rounds.clear()
         steps: list[Callable[[], None]] = [self._settle, self._prompts.close]
         steps += [self._maker.host.close]
         steps += [self._adaptation.close] if self._adaptation else []
-        steps += [partial(runtime.destroy_graph, graph) for graph in graphs]
+        steps += [self._drop_rounds]
         steps += [helper.forget for helper in self._maker.helpers]
         undo_all(runtime, [*steps, self._on_close])

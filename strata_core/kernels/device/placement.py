@@ -215,6 +215,7 @@ class Placement:
             self._ready_staging(),
             self.pool,
             bound,
+            self.degrade,
         )
 
     def make_helpers(self, devices: Sequence[int] | None = None) -> None:

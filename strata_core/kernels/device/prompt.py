@@ -12,18 +12,19 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from strata_core.cache.lend import Loan, lend
 from strata_core.cache.slots import SlotPool
 from strata_core.cache.stager import Stager, await_event
-from strata_core.errors import EngineError, StrataError
+from strata_core.errors import DeviceError, EngineError, StrataError
 from strata_core.interfaces import Expert, ExpertFiles, Window
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.device.capture import kernels_of, put
 from strata_core.kernels.device.layout import STATUS_BYTES, WAVE
+from strata_core.kernels.device.lost import Lost
 from strata_core.kernels.device.prompt_lower import HEAD_ROWS, PromptLowering
 from strata_core.kernels.device.prompt_waves import Halves, Wave, asks_for_all, plan_waves
 from strata_core.kernels.device.segments import Copy, Item, Places, Segment
@@ -64,9 +65,10 @@ class PromptPath:
 
     `pool` are the device's slots, which lend buffers of `largest` bytes from a prompt's first chunk
     to the next `restore`, while nobody else may change them; `own` are buffers where they have none
-    to lend; `new_event` gives events of the device that whoever closes the placement frees. After
-    an error the
-    window's sequence holds no valid state; the next call first waits until the device is idle.
+    to lend; `new_event` gives events of the device that whoever closes the placement frees. `lost`
+    are experts that could not come back: their slots are empty, which whoever makes rounds has to
+    see to. After an error the window's sequence holds no valid state; the next call first waits
+    until the device is idle.
     """
 
     runtime: Runtime
@@ -81,6 +83,7 @@ class PromptPath:
     own: tuple[int, ...]
     bound: float
     new_event: Callable[[], int]
+    lost: Lost
     counts: dict[str, int] = field(factory=lambda: dict.fromkeys(("entries", "bytes"), 0))
     refills: dict[str, int] = field(factory=lambda: dict.fromkeys(("experts", "bytes"), 0))
     _events: _Events = field(init=False)
@@ -122,7 +125,7 @@ class PromptPath:
         return logits
 
     def restore(self) -> None:
-        """Have every lent slot hold its expert again, in the order of the stream."""
+        """Have every lent slot hold its expert again, in the order of the stream, or be `lost`."""
         self.settle()
         if self._lent:
             self._refill()
@@ -202,7 +205,9 @@ class PromptPath:
         if self._loan is None:
             places = dict(self.pool.places) if self.pool is not None else {}
             everyone = len(self.model.layouts) * self.model.experts
-            loan = lend(self.pool, self.largest) if len(places) < everyone else Loan()
+            loan = Loan()
+            if len(places) < everyone:
+                loan = lend(self.pool, self.largest, self.lost.vacated)
             buffers = loan.buffers or self.own
             if not buffers and len(places) < everyone:
                 raise EngineError(
@@ -234,23 +239,62 @@ class PromptPath:
             needed = np.flatnonzero(np.diff(self._starts(layer))).tolist()
             waves, _ = self._plan(layer, needed, 0)
             self._put([chunk.lowering.table(layer)])
-        self.stager.begin(layer, [index for wave in waves for index, _ in wave.moves])
+        begun = self._begin(layer, [index for wave in waves for index, _ in wave.moves])
         for wave in waves:
             if wave.half is not None:
-                self._bring(layer, wave, wave.half)
+                self._bring(layer, wave, wave.half, begun=begun)
             self._put(chunk.lowering.wave(layer, wave.begin, wave.count))
             if wave.half is not None:
                 self.runtime.record(self._events.free[wave.half], self.stream)
 
-    def _bring(self, layer: int, wave: Wave, half: int) -> None:
-        """Copy a wave's experts once its half is free; what computes them waits for that."""
-        stager, layout = self.stager, self.model.layouts[layer]
+    def _bring(self, layer: int, wave: Wave, half: int, *, begun: bool) -> None:
+        """Copy a wave's experts once its half is free; what computes them waits for that.
+
+        Raises what the source raises for an expert that was picked. The buffer of another one may
+        hold anything: a wave computes what was picked alone.
+        """
+        stager = self.stager
         self.runtime.wait(stager.stream, self._events.free[half])
         for index, address in wave.moves:
-            stager.send(Expert(layer, index), layout, address)
+            expert = Expert(layer, index)
+            error = self._send(expert, address, begun=begun)
+            if error is not None:
+                if self._asked(expert):
+                    raise error
+                self.lost.unread(expert, error)
         self.runtime.record(self._events.filled[half], stager.stream)
         stager.let_go(self._events.filled[half])
         self.runtime.wait(self.stream, self._events.filled[half])
+
+    def _begin(self, layer: int, experts: Sequence[int]) -> bool:
+        """Tell the source which experts come next; whether it took that for all of them."""
+        try:
+            self.stager.begin(layer, experts)
+        except Exception:  # noqa: BLE001 - each is asked for by itself, and its error is told
+            return False
+        return True
+
+    def _send(self, expert: Expert, address: int, *, begun: bool) -> Exception | None:
+        """Copy an expert to an address; the error where the source had one.
+
+        Raises only what is the device's.
+        """
+        try:
+            if not begun:
+                self.stager.begin(expert.layer, [expert.index])
+            self.stager.send(expert, self.model.layouts[expert.layer], address)
+        except (DeviceError, EngineError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a source may be a plugin's
+            return error
+        return None
+
+    def _asked(self, expert: Expert) -> bool:
+        """Whether the chunk picked an expert of the layer that is computed next; waits for that."""
+        self.runtime.record(self._events.routed, self.stream)
+        what = f"layer {expert.layer}"
+        await_event(self.runtime, self._events.routed, self.bound, what)
+        return bool(self.picked(expert.layer)[expert.index])
 
     def _heads(self, chunk: _Chunk, window: Window) -> NDArray[np.float32]:
         """Logits of the wanted rows, some at a time; the end of the chunk is awaited."""
@@ -281,7 +325,10 @@ class PromptPath:
     # behind a prompt
 
     def _refill(self) -> None:
-        """Copy the lent slots' experts back, behind everything that used their buffers."""
+        """Copy the lent slots' experts back, behind everything that used their buffers.
+
+        One that the source has an error with loses its slot. Raises only what is the device's.
+        """
         assert self.pool is not None, "only a pool lends"
         assert self._loan is not None, "what was lent is known"
         stager, before = self.stager, (self.stager.experts, self.stager.nbytes)
@@ -292,13 +339,17 @@ class PromptPath:
         for expert in self._loan.experts:
             by_layer.setdefault(expert.layer, []).append(expert.index)
         for layer, experts in by_layer.items():
-            stager.begin(layer, experts)
+            begun = self._begin(layer, experts)
             for index in experts:
                 expert = Expert(layer, index)
-                stager.send(expert, self.model.layouts[layer], self.pool.places[expert])
+                error = self._send(expert, self.pool.places[expert], begun=begun)
+                if error is not None:
+                    self.lost.add(expert, self.pool.places.pop(expert), error)
             self.runtime.record(self._events.refilled, stager.stream)
             stager.let_go(self._events.refilled)
         self._unsettled = False
+        back = tuple(e for e in self._loan.experts if e in self.pool.places)
+        self._loan = evolve(self._loan, experts=back)
         self._lent, self._refilling = False, True
         self.refills["experts"] += stager.experts - before[0]
         self.refills["bytes"] += stager.nbytes - before[1]

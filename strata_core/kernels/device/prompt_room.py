@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from attrs import define, field
@@ -15,6 +15,7 @@ from strata_core.errors import Degradation
 from strata_core.interfaces import Expert, ExpertFiles, Source, StableSource
 from strata_core.kernels.cpu.workspace import Dense
 from strata_core.kernels.device.exchange import Exchange
+from strata_core.kernels.device.lost import Lost
 from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.prompt_lower import (
     prompt_exchange,
@@ -81,6 +82,7 @@ class PromptRoom:
         staging: Staging,
         pool: SlotPool | None,
         bound: float,
+        degrade: Callable[[Degradation], None],
     ) -> PromptPath:
         """What computes prompts. `streams`: where the device computes, and one for copies."""
         runtime, (stream, copies) = self.held.runtime, streams
@@ -99,6 +101,7 @@ class PromptRoom:
             self.own,
             bound,
             self._new_event,
+            Lost(f"{runtime.label}{self.device}", degrade),
         )
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from strata_core.errors import StrataError
+from strata_core.interfaces import Expert
 from strata_core.kernels.cpu.hand_over import Clock, host_clock
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.pool import Phase, Schedule, StepCall, yield_function
@@ -115,6 +116,19 @@ class Maker:
             return Round(None, tuple(steps), tuple(graphs), dispatch)
         schedule = Schedule.of([*phases, Phase(tuple(steps), leader=True)])
         return Round(schedule, (), tuple(graphs), dispatch)
+
+    def empty(self, experts: Sequence[Expert]) -> None:
+        """From the next round on these experts are in no slot. To be called between rounds.
+
+        Rounds that were made before may have no lane for them. Raises DeviceError; then it may be
+        called again.
+        """
+        for expert in experts:
+            start, nbytes = self.cells.slot_span(expert)
+            at = self.places.regions.at(f"cells {expert.layer}") + start
+            self.runtime.fill(at, 0, nbytes, self.stream)
+            self.cells.empty(expert)
+        self.cells.version += 1
 
     def _laid_out(
         self, segments: list[Segment], graphs: list[int], tokens: int
