@@ -37,6 +37,7 @@ from strata_core.kernels.device.measure import cpu_lane, link_lane, samples
 from strata_core.kernels.device.options import DeviceOptions, read_options
 from strata_core.kernels.device.placement import Order, Placement
 from strata_core.kernels.device.rounds import Hand, Maker
+from strata_core.kernels.device.segments import Places
 from strata_core.kernels.device.split import Split, by_lanes, by_share
 from strata_core.kernels.program import Program
 from strata_core.memory.ledger import Ledger, vram
@@ -171,7 +172,28 @@ class DeviceBackend:
         placement.fill_cache(source)
         placement.fill_helpers(source)
         places, cells = placement.places(source)
-        model, exchange = placement.model, placement.exchange
+        executor = self._executor(placement, experts, source, places, cells)
+        try:
+            progress.start("compiling kernels", 0)
+            executor.prepare_first()
+        except BaseException:
+            with suppress(StrataError):
+                executor.close()
+            raise
+        finally:
+            progress.done()
+        return executor
+
+    def _executor(
+        self,
+        placement: Placement,
+        experts: ExpertFiles,
+        source: Source,
+        places: Places,
+        cells: Cells,
+    ) -> DeviceExecutor:
+        """The executor, which ends what it is made of; where it is not made, that is ended here."""
+        exchange = placement.exchange
         hand = Hand(
             self._library,
             self.runtime.graph_launcher,
@@ -180,7 +202,9 @@ class DeviceBackend:
             np.zeros(2, np.int64),
         )
         prompts = placement.prompt_path(source, self._patience)
-        host = HostLane(model, exchange, experts, source, self._library, self._pool.threads)
+        host = HostLane(
+            placement.model, exchange, experts, source, self._library, self._pool.threads
+        )
         adaptation: Adaptation | None = None
         try:
             split = self._split(placement, cells, host)
@@ -190,7 +214,7 @@ class DeviceBackend:
                 self.runtime,
                 placement.device,
                 placement.stream,
-                model,
+                placement.model,
                 places,
                 cells,
                 placement.helpers,
@@ -198,7 +222,7 @@ class DeviceBackend:
                 hand,
                 split,
             )
-            executor = DeviceExecutor(
+            return DeviceExecutor(
                 maker,
                 prompts,
                 placement.rooms,
@@ -209,22 +233,11 @@ class DeviceBackend:
                 adaptation,
             )
         except BaseException:
-            # from here on the executor would end them
             if adaptation is not None:
                 with suppress(StrataError):
                     adaptation.close()
             host.close()
             raise
-        progress.start("compiling kernels", 0)
-        try:
-            executor.prepare_first()
-        except BaseException:
-            with suppress(StrataError):
-                executor.close()
-            raise
-        finally:
-            progress.done()
-        return executor
 
     def _adaptation(
         self,
