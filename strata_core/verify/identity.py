@@ -1,7 +1,8 @@
 """Running a model in every way, and comparing what it answers with what the CPU backend does.
 
 Compared are the hash of the first logits and all token ids of a few short prompts. One run at a
-time is loaded, in this process; a way that does not fit is left out, with the reason.
+time is loaded, in this process; a way that does not fit is left out, with the reason. One that
+gives the same, but never did what it is about, is idle: it proves nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from strata_core.checkpoint.packed import PACK
 from strata_core.config import Settings
 from strata_core.engine.messages import Finished
 from strata_core.engine.prepare import BUILT_IN_FORMS
-from strata_core.errors import DoesNotFit, Refused, StrataError, UsageError
+from strata_core.errors import DoesNotFit, StrataError, UsageError
 from strata_core.interfaces import Progress
 from strata_core.kernels.device.options import used_devices
 from strata_core.machine import read_machine
@@ -39,7 +40,7 @@ REFERENCE = "cpu"
 TOKENS = 24
 """Tokens of each continuation."""
 
-Verdict = Literal["equal", "differs", "failed", "skipped"]
+Verdict = Literal["equal", "idle", "differs", "failed", "skipped"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
@@ -78,7 +79,10 @@ class Run:
 
 @frozen(kw_only=True)
 class Outcome:
-    """One row of the table. `note` says why a way was left out, failed, or in what it differs."""
+    """One row of the table. `note` says why a way was left out, failed, or in what it differs.
+
+    Of one that is idle, whose tokens are equal, it says what did not happen.
+    """
 
     way: Way
     verdict: Verdict
@@ -107,8 +111,9 @@ class Outcome:
             "verdict": self.verdict,
             "exact": run.exact if run else None,
             "note": self.note,
+            "about": [str(each) for each in self.way.about],
             "first_logits_sha256": self.logits or None,
-            "tokens_equal": None if run is None else self.verdict == "equal",
+            "tokens_equal": None if run is None else self.verdict != "differs",
             "counters": {k: dict(v) for k, v in run.counters.items()} if run else {},
             "paths": list(run.actual.paths) if run else [],
             "reads": dict(run.reads) if run else {},
@@ -329,29 +334,42 @@ def _outcomes(
 def _outcome(
     asked: Subject, way: Way, expected: Run, until: float | None, progress: Progress | None
 ) -> Outcome:
-    """One way's row; nothing that a run raises gets out, except what ends the process."""
+    """One way's row; nothing that a run raises gets out, except what ends the process.
+
+    Only what the plan says beforehand, or the clock, leaves a way out: what goes wrong after a plan
+    that fits is a failure.
+    """
     try:
         settings = asked.settings.with_arguments(way.options)
         plan = make_plan(asked.model, settings).plan
         if not plan.fits:
             raise does_not_fit(plan, str(asked.model))
+    except (UsageError, DoesNotFit) as error:
+        return Outcome(way=way, verdict="skipped", note=_said(error))
+    except Exception as error:  # noqa: BLE001 - an error in a way is a row of the table
+        return Outcome(way=way, verdict="failed", note=_said(error))
+    try:
         found = run(asked.model, settings, asked.prompts, progress, until)
     except _Late:
         return Outcome(way=way, verdict="skipped", note="it did not end in the time there was")
-    except (UsageError, DoesNotFit, Refused) as error:
-        return Outcome(way=way, verdict="skipped", note=_said(error))
-    except StrataError as error:
-        return Outcome(way=way, verdict="failed", note=_said(error))
     except Exception as error:  # noqa: BLE001 - an error in a way is a row of the table
-        return Outcome(way=way, verdict="failed", note=f"{type(error).__name__}: {error}")
+        return Outcome(way=way, verdict="failed", note=_said(error))
+    return _compared(asked, way, expected, found)
+
+
+def _compared(asked: Subject, way: Way, expected: Run, found: Run) -> Outcome:
     wrong = [name for name, answer in expected.answers.items() if found.answers[name] != answer]
     if wrong:
         note = f"other logits or tokens for: {', '.join(wrong)}"
         if not found.exact:
             note += f"; backend {asked.backend} does not say that it is exact"
         return Outcome(way=way, verdict="differs", note=note, run=found)
-    return Outcome(way=way, verdict="equal", run=found)
+    missed = (about.missed(found.counters, found.actual, found.reads) for about in way.about)
+    idle = "; ".join(filter(None, missed))
+    return Outcome(way=way, verdict="idle" if idle else "equal", note=idle, run=found)
 
 
-def _said(error: StrataError) -> str:
+def _said(error: Exception) -> str:
+    if not isinstance(error, StrataError):
+        return f"{type(error).__name__}: {error}"
     return " ".join(f"{error.what}: {error.why}".split())

@@ -13,14 +13,24 @@ from attrs import field, frozen
 
 from strata_core.setting_device import MOST_HELPERS
 from strata_core.setting_table import BY_KEY
+from strata_core.verify.about import About
 
 GIB = 1 << 30
 
-PACES = (("static", 0), ("adapts each round", 1))
+MOVES = (About(lane="entered"),)
+"""Experts change places."""
+
+PACES: tuple[tuple[str, int, tuple[About, ...]], ...] = (
+    ("static", 0, ()),
+    ("adapts each round", 1, MOVES),
+)
 """Paces of the cache that each place is proven at besides, and the rounds of `--adapt-every`."""
 
 HELPED = 2
 """Experts that each helper gets."""
+
+HELPS = (About(lane="helper"),)
+"""Helpers compute."""
 
 
 @frozen(kw_only=True)
@@ -29,7 +39,7 @@ class Place:
 
     `pinned` names the setting, in GiB, that is to have `share` of the experts' bytes. Where there
     is a `share` alone, it is the part of them that a memory budget leaves room for. `devices`: it
-    needs a backend with devices.
+    needs a backend with devices. `about` is what a run there must have done.
     """
 
     name: str
@@ -38,6 +48,7 @@ class Place:
     pinned: str = ""
     share: float | None = None
     devices: bool = False
+    about: tuple[About, ...] = ()
 
     @property
     def budgeted(self) -> bool:
@@ -49,18 +60,19 @@ def _tier(percent: int) -> Place:
     return Place(name=f"tiered, {percent} %", source="tiered-file", share=percent / 100)
 
 
-def _resident(name: str, **more: Any) -> Place:
-    return Place(name=name, source="sliced-pinned", devices=True, **more)
+def _resident(name: str, *paths: str, partly: bool = False, **more: Any) -> Place:
+    about = (About(paths=paths, partly=partly),)
+    return Place(name=name, source="sliced-pinned", devices=True, about=about, **more)
 
 
 PLACES: tuple[Place, ...] = (
     Place(name="arena", source="arena"),
     Place(name="mmap", source="mmap"),
     *(_tier(percent) for percent in (0, 25, 50, 100)),
-    _resident("path 1", options={"complement_pin_gib": "all"}),
-    _resident("path 2", options={"test_complement_refuse": True}),
-    _resident("path 2, partly", pinned="complement_pin_gib", share=0.25),
-    _resident("path 3", options={"complement_pin_gib": 0.0}),
+    _resident("path 1", "pinned", options={"complement_pin_gib": "all"}),
+    _resident("path 2", "sliced", options={"test_complement_refuse": True}),
+    _resident("path 2, partly", "sliced", partly=True, pinned="complement_pin_gib", share=0.25),
+    _resident("path 3", "locked", "pageable", options={"complement_pin_gib": 0.0}),
     Place(
         name="pinned prefix",
         source="arena",
@@ -68,6 +80,7 @@ PLACES: tuple[Place, ...] = (
         pinned="partial_pin_gib",
         share=0.5,
         devices=True,
+        about=(About(paths=("pinned prefix",)),),
     ),
 )
 """Every place that core itself knows."""
@@ -84,18 +97,19 @@ class Variation:
     """Settings besides place and cache that must not change a token either.
 
     They are tried at the first place, and at those that `also` names. One that is about the cache
-    needs no name of its own.
+    needs no name of its own. `about` is what a run must have done.
     """
 
     name: str
     options: Mapping[str, Any]
     devices: bool = False
     also: tuple[str, ...] = ()
+    about: tuple[About, ...] = ()
 
 
 VARIATIONS: tuple[Variation, ...] = (
     Variation(name="", options={"expert_cache": "auto"}, devices=True),
-    Variation(name="reads verified", options={"verify_reads": "all"}),
+    Variation(name="reads verified", options={"verify_reads": "all"}, about=(About(reads=True),)),
     *(Variation(name=f"chunks of {n}", options={"prefill": n}) for n in (16, 64, 512)),
     *(
         Variation(
@@ -103,10 +117,11 @@ VARIATIONS: tuple[Variation, ...] = (
             options={"pcie_frac": share},
             devices=True,
             also=("tiered, 50 %", "path 2, partly"),
+            about=(About(lane="pcie"),) if share else (),
         )
         for share in (0.0, 0.37, 1.0)
     ),
-    Variation(name="adapts every 4 rounds", options={"adapt_every": 4}, devices=True),
+    Variation(name="adapts every 4 rounds", options={"adapt_every": 4}, devices=True, about=MOVES),
 )
 """What is varied beside half the experts; settings of a later version are left out."""
 
@@ -128,11 +143,15 @@ class Model:
 
 @frozen(kw_only=True)
 class Way:
-    """One row of the table: the names of place and cache, and the settings by key."""
+    """One row of the table: the names of place and cache, and the settings by key.
+
+    A run that did not do all of `about` proves nothing of what the way is about.
+    """
 
     place: str
     cache: str
     options: Mapping[str, Any]
+    about: tuple[About, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.place}, cache {self.cache}" if self.cache else self.place
@@ -161,7 +180,7 @@ def ways(
     placed = placed or [(str(given.get("source", "as given")), alone)]
     cached = _caches(model, given) if devices else [("", {})]
     found = [
-        Way(place=place, cache=cache, options={**where, **held})
+        Way(place=place, cache=cache, options={**where, **held}, about=_about(place))
         for cache, held in cached
         for place, where in placed
         if not quick or place == placed[0][0] or cache in ("", USUAL_CACHE) or len(cached) == 1
@@ -175,8 +194,9 @@ def ways(
             place=f"{place}, {name}" if name else place,
             cache=str(more.get("expert_cache", held[0])),
             options=_joined(where, held[1], more),
+            about=(*_about(place), *about),
         )
-        for name, more, also in _more(model, len(devices))
+        for name, more, also, about in _more(model, len(devices))
         if _agrees(more, given) and not (quick and "expert_cache_device1" not in more)
         for place, where in placed
         if place == placed[0][0] or place in also
@@ -191,11 +211,13 @@ def _paced(
 ) -> Iterator[Way]:
     """Every place once more where the cache stays as it is, and where it moves in every round."""
     cache, held = next((c for c in cached if c[0] == USUAL_CACHE), cached[-1])
-    for pace, rounds in PACES:
+    for pace, rounds, about in PACES:
         if _agrees({"adapt_every": rounds}, given):
             for place, where in placed:
                 options = _joined(where, held, {"adapt_every": rounds})
-                yield Way(place=f"{place}, {pace}", cache=cache, options=options)
+                expected = (*_about(place), *about)
+                name = f"{place}, {pace}"
+                yield Way(place=name, cache=cache, options=options, about=expected)
 
 
 def _helped(
@@ -212,8 +234,17 @@ def _helped(
     for cache, held in cached:
         for place, where in placed:
             if where.get("source") != "tiered-file":
-                name = f"{place}, helped"
-                yield Way(place=name, cache=cache, options=_joined(where, held, more))
+                yield Way(
+                    place=f"{place}, helped",
+                    cache=cache,
+                    options=_joined(where, held, more),
+                    about=(*_about(place), *HELPS),
+                )
+
+
+def _about(place: str) -> tuple[About, ...]:
+    """What a run at a place of that name must have done; nothing where it is not one of core's."""
+    return next((each.about for each in PLACES if each.name == place), ())
 
 
 def _joined(*parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,13 +298,15 @@ def _caches(model: Model, given: Mapping[str, Any]) -> list[tuple[str, dict[str,
     return [(name, {"expert_cache": counts[name]}) for name in CACHES]
 
 
-def _more(model: Model, devices: int) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
-    """Names and settings of what is varied, and the places where besides the first."""
+def _more(
+    model: Model, devices: int
+) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...], tuple[About, ...]]]:
+    """Names and settings of what is varied, the places where besides the first, and about what."""
     for count in range(1, min(devices, MOST_HELPERS + 1)):
         helped = {f"expert_cache_device{n}": HELPED for n in range(1, count + 1)}
-        yield f"{count} helper{'s' * (count > 1)}", helped, ()
+        yield f"{count} helper{'s' * (count > 1)}", helped, (), HELPS
     for item in VARIATIONS:
         later = any(BY_KEY[key].pending for key in item.options)
         unhashed = "verify_reads" in item.options and not model.hashed
         if not later and not unhashed and (devices or not item.devices):
-            yield item.name, dict(item.options), item.also
+            yield item.name, dict(item.options), item.also, item.about

@@ -98,7 +98,7 @@ def identity(models: Sequence[Path], backends: Sequence[str], until: float) -> t
             logits = sorted({cell.logits for cell in row})
             if "skipped" in verdicts:
                 left += 1
-            elif verdicts != {"equal"} or len(logits) > 1:
+            elif not verdicts <= {"equal", "idle"} or len(logits) > 1:
                 different += 1
             told = ", ".join(f"{b} {cell}" for b, cell in zip(backends, row, strict=True))
             print(f"{name:24} {way:19} {'/'.join(logits):16} {told}", flush=True)

@@ -13,10 +13,11 @@ from attrs import evolve
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.cli.main import main
 from strata_core.config import Settings, cache_folder, resolve
-from strata_core.errors import StrataError
+from strata_core.errors import DoesNotFit, Refused, StrataError, UsageError
 from strata_core.pack.write import write_pack
 from strata_core.sources.arena import Arena
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf, write_tiny_hub
+from strata_core.verify.about import About
 from strata_core.verify.identity import Outcome, prompts_of, prove, subject
 from strata_core.verify.ways import Way, ways
 
@@ -121,6 +122,87 @@ def test_a_way_that_fails_is_a_row(model: Path, monkeypatch: pytest.MonkeyPatch)
     assert rows["arena"].verdict == "failed"
     assert "cannot read expert 0 of layer 0: the disk says no" in rows["arena"].note
     assert rows["mmap"].verdict == "equal"
+
+
+@pytest.mark.parametrize("kind", [Refused, UsageError, DoesNotFit])
+def test_what_is_refused_after_a_plan_that_fits_has_failed(
+    kind: type[StrataError],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A driver that grants less than was planned for proves nothing, and is told so."""
+
+    def read(self: Arena, expert: Any, reader: Any, target: memoryview) -> None:
+        raise kind("memory for experts was refused", "the driver has no more", "")
+
+    monkeypatch.setattr(Arena, "_read", read)
+    given = [str(model), "--quick", "--json"]
+    code = main(["verify", *given])
+    document = json.loads(capsys.readouterr().out)
+    rows = {row["place"]: row for row in document["identity"]["rows"]}
+    assert rows["arena"]["verdict"] == "failed"
+    assert "refused: the driver has no more" in rows["arena"]["note"]
+    assert rows["mmap"]["verdict"] == "equal"
+    count = document["identity"]["count"]
+    assert (count["failed"], count["skipped"], count["equal"]) == (1, 0, 5)
+    assert (code, document["ok"], document["identity"]["equal"]) == (1, False, False)
+
+
+def test_what_a_plan_refuses_is_left_out(model: Path) -> None:
+    settings = resolve({"backend": "sim", "sim_vram": 0.05, "sim_devices": 2}, {})
+    found = subject(model, model, settings)
+    helped = {"source": "tiered-file", "expert_cache_device1": 2}
+    (row,) = prove(found, [Way(place="x", cache="", options=helped)])[1]
+    assert row.verdict == "skipped"
+    assert "tiered-file" in row.note
+
+
+def test_a_way_that_did_not_do_what_it_is_about_is_idle(model: Path) -> None:
+    settings = resolve({"backend": "sim", "sim_vram": 0.05, "expert_cache": 8}, {})
+    found = subject(model, model, settings)
+    found = evolve(found, prompts=found.prompts[:1])
+    link = (About(lane="pcie"),)
+    cases = [
+        ("mmap", 1.0, link, "idle", "no expert went over the link"),
+        ("arena", 1.0, link, "equal", ""),
+        ("arena", 0.0, link, "idle", "no expert went over the link"),
+        ("arena", 0.0, (), "equal", ""),
+        ("mmap", 0.5, (About(paths=("pinned",)), *link), "idle",
+         "no expert lay in host memory; no expert went over the link"),
+    ]  # fmt: skip
+    table = [
+        Way(place=source, cache="8", options={"source": source, "pcie_frac": share}, about=about)
+        for source, share, about, _, _ in cases
+    ]
+    rows = prove(found, table)[1]
+    assert [(row.verdict, row.note) for row in rows] == [case[3:] for case in cases]
+    for row in rows:
+        assert row.logits == rows[1].logits
+        document = row.as_json()
+        assert document["tokens_equal"] is True
+        assert document["about"] == [str(each) for each in row.way.about]
+
+
+SIM = ("--backend", "sim", "--sim-vram", "0.05", "--expert-cache", "16", "--pcie-frac", "0")
+
+
+@pytest.mark.parametrize("source", [None, "sliced-pinned"])
+def test_idle_ways_are_counted_apart_and_prove_nothing(
+    source: str | None, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With all experts in the cache nothing lies in host memory, on whatever path."""
+    code = main(["verify", str(model), *SIM, "--quick", *(("--source", source) if source else ())])
+    shown = capsys.readouterr().out
+    equal = 0 if source else 6
+    idle = 4
+    rest = 0 if source else 1
+    assert f"{equal + rest} of {equal + rest + idle} ways on backend sim equal" in shown
+    assert f"; {idle} idle" in shown
+    assert code == (1 if source else 0), "where nothing is equal, nothing is proven"
+    lines = [line for line in shown.splitlines() if "  idle " in line]
+    assert len(lines) == idle
+    assert all(line.endswith("no expert lay in host memory") for line in lines)
 
 
 def test_a_backend_that_is_not_exact_is_told_so(model: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_core.config import resolve
+from strata_core.plan.actual import Actual
 from strata_core.setting_table import BY_KEY
+from strata_core.verify.about import About
 from strata_core.verify.ways import CACHES, PLACES, VARIATIONS, Model, Way, ways
 
 GIB = 1 << 30
@@ -105,3 +108,70 @@ def test_what_is_given_holds_in_every_way(
             assert asked.get(key, value) == value
     everything = ways(MODEL, devices=devices, given=asked)
     assert set(names(found)) <= set(names(everything))
+
+
+def test_ways_that_are_about_something_say_so() -> None:
+    def about(way: Way) -> str:
+        return "; ".join(map(str, way.about))
+
+    expected = {
+        "path 1": "memory pinned",
+        "path 2, partly": "memory sliced, partly page-locked",
+        "path 3": "memory locked or pageable",
+        "pinned prefix": "memory pinned prefix",
+        "link's share 0.37": "lane pcie",
+        "link's share 1.0": "lane pcie",
+        "adapts each round": "lane entered",
+        "adapts every 4 rounds": "lane entered",
+        "helped": "lane helper",
+        "2 helpers": "lane helper",
+        "reads verified": "reads compared",
+    }
+    found = ways(MODEL, devices=(0, 1, 2))
+    for word, text in expected.items():
+        named = [way for way in found if word in way.place.split(", ") or way.place == word]
+        named += [way for way in found if way.place.startswith(f"{word}, ")]
+        assert named, word
+        assert all(text in about(way) for way in named), word
+    for way in found:
+        if way.place in ("arena", "mmap") or "static" in way.place.split(", ")[-1:]:
+            assert "lane" not in about(way)
+        share, every = way.options.get("pcie_frac"), way.options.get("adapt_every")
+        assert ("lane pcie" in about(way)) == bool(share)
+        assert ("lane entered" in about(way)) == bool(every)
+        assert ("lane helper" in about(way)) == ("expert_cache_device1" in way.options)
+        assert ("memory" in about(way)) == (
+            way.options["source"] == "sliced-pinned" or "partial_pin" in way.options
+        )
+
+
+SLICED = Actual(host=100, pinned=40, paths=("resident experts: sliced, 0.4 of 1.0 page-locked",))
+PATHS = About(paths=("sliced",))
+
+
+@pytest.mark.parametrize(
+    ("about", "counters", "actual", "reads", "missed"),
+    [
+        (About(), {}, Actual(), {}, ""),
+        (About(lane="pcie"), {"pcie": {"experts": 1}}, Actual(), {}, ""),
+        (About(lane="pcie"), {"pcie": {"experts": 0}}, Actual(), {}, "over the link"),
+        (About(lane="entered"), {}, Actual(), {}, "no expert entered the cache"),
+        (About(lane="helper"), {"pcie": {"experts": 3}}, Actual(), {}, "no helper"),
+        (About(lane="file"), {}, Actual(), {}, "lane file served no expert"),
+        (PATHS, {}, SLICED, {}, ""),
+        (PATHS, {}, Actual(), {}, "no expert lay in host memory"),
+        (About(paths=("pinned",)), {}, SLICED, {}, "the memory was sliced, not pinned"),
+        (About(paths=("pinned", "sliced"), partly=True), {}, SLICED, {}, ""),
+        (evolve(PATHS, partly=True), {}, evolve(SLICED, pinned=100), {}, "all of the memory"),
+        (evolve(PATHS, partly=True), {}, evolve(SLICED, pinned=0), {}, "none of the memory"),
+        (About(reads=True), {}, Actual(), {"compared": 0}, "no read was compared"),
+        (About(reads=True), {}, Actual(), {"compared": None}, "no read was compared"),
+        (About(reads=True), {}, Actual(), {"compared": 16}, ""),
+    ],
+)
+def test_what_a_run_did_not_do(
+    about: About, counters: Any, actual: Actual, reads: Any, missed: str
+) -> None:
+    said = about.missed(counters, actual, reads)
+    assert missed in said
+    assert bool(said) == bool(missed)
