@@ -11,13 +11,15 @@ from strata_core.cli.command import Invocation, command, model_argument
 from strata_core.cli.logs import shown_log
 from strata_core.cli.numbers import real
 from strata_core.cli.words import size, table
-from strata_core.errors import UsageError
+from strata_core.errors import CheckpointError, UsageError
 from strata_core.setting_table import LOADING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from strata_core.checkpoint.open import Checkpoint
     from strata_core.cli.console import Console
-    from strata_core.pack.verify import Outcome
+    from strata_core.pack.verify import Damage, Outcome
     from strata_core.verify.identity import Outcome as Row
     from strata_core.verify.identity import Subject
 
@@ -85,10 +87,17 @@ def command_object(
         )
     from strata_core.api import model_path
     from strata_core.checkpoint.open import open_checkpoint
+    from strata_core.checkpoint.pack_format import MANIFEST
 
     path = model_path(model)
-    checkpoint = open_checkpoint(path)
     began = time.perf_counter()
+    try:
+        checkpoint = open_checkpoint(path)
+    except CheckpointError as error:
+        if not (path / MANIFEST).exists():
+            raise
+        _tell_unopened(invocation.console, model, path, error)
+        return 1
     outcomes = _check_files(invocation.console, checkpoint)
     took = time.perf_counter() - began
     damaged = any(outcome.verdict == "damaged" for outcome in outcomes)
@@ -111,6 +120,33 @@ def command_object(
         }
     )
     return 0 if same and not damaged else 1
+
+
+def _tell_unopened(console: Console, model: str, path: Path, error: CheckpointError) -> None:
+    """A pack that does not even open: one row, and nothing else can be checked."""
+    from strata_core.checkpoint.packed import PACK
+    from strata_core.pack.verify import Damage, Outcome
+
+    outcome = Outcome(
+        check="structure",
+        verdict="damaged",
+        note="the pack does not open, so nothing else is checked",
+        damage=(Damage(error.what, str(path), 0, 0, error.why),),
+    )
+    console.text(_table([outcome]))
+    for line in (*_damage([outcome]), "copy the pack here again, or make it anew with strata pack"):
+        console.line(line)
+    console.document(
+        {
+            "model": model,
+            "form": PACK,
+            "model_hash": None,
+            "ok": False,
+            "checks": [outcome.as_json()],
+            "identity": None,
+            "timings": {},
+        }
+    )
 
 
 def _check_files(console: Console, checkpoint: Checkpoint) -> list[Outcome]:
@@ -215,10 +251,14 @@ def _table(outcomes: list[Outcome]) -> str:
     return table(["check", "verdict", "items", "bytes", ""], rows)
 
 
+def _range(item: Damage) -> str:
+    """The place within a file, where it is known."""
+    return f", {item.nbytes} bytes at offset {item.offset}" if item.nbytes else ""
+
+
 def _damage(outcomes: list[Outcome]) -> list[str]:
     lines = [
-        f"damaged: {item.what}, {item.file}, {item.nbytes} bytes at offset {item.offset}: "
-        f"{item.why}"
+        f"damaged: {item.what}, {item.file}{_range(item)}: {item.why}"
         for outcome in outcomes
         for item in outcome.damage
     ]

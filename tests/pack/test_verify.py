@@ -213,3 +213,33 @@ def test_bad_use_ends_with_exit_code_2(
     code, out, err = run(capsys, *args)
     assert (code, out) == (2, "")
     assert words in err
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("experts.bin", cut),
+        ("dense.bin", cut),
+        ("metadata.gguf", Path.unlink),
+        ("strata-pack.json", lambda path: flip(path, 60)),
+    ],
+)
+def test_a_pack_that_does_not_open_is_damaged(
+    packed: Path, capsys: pytest.CaptureFixture[str], name: str, change: Callable[[Path], object]
+) -> None:
+    change(packed / name)
+    assert main(["verify", str(packed)]) == 1
+    shown = capsys.readouterr()
+    assert "structure  damaged" in shown.out
+    assert "damaged: " in shown.out
+    assert "Traceback" not in shown.err
+    assert main(["verify", str(packed), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ok"], document["identity"]) == (False, None)
+    (check,) = document["checks"]
+    assert (check["check"], check["verdict"]) == ("structure", "damaged")
+    assert check["damage"][0]["why"]
