@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from io import BytesIO
 from itertools import count
 from operator import index
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from strata_core.cache.profile import Profile
 from strata_core.checkpoint.open import Checkpoint, open_checkpoint
+from strata_core.checkpoint.own_files import refuse_own_file
 from strata_core.config import Settings, resolve_arguments
 from strata_core.engine.assemble import Running, start
 from strata_core.engine.beside import PlanBeside, plan_beside
@@ -108,7 +109,7 @@ class Model:
             )
         dump = self._settings.dump_first_logits
         if dump is not None:
-            _check_dump(dump, self.checkpoint)
+            refuse_own_file(dump, self.checkpoint, "the logits", "STRATA_DUMP_FIRST_LOGITS")
         submit = Submit(
             request=f"r{next(self._names)}",
             prompt=self.prompt_ids(prompt),
@@ -400,6 +401,9 @@ def _prepared(
     known = resolve_arguments({}) if settings is None else settings
     known = known.with_arguments(options)
     checkpoint = open_checkpoint(model_path(model))
+    saved = known.expert_profile_save
+    if saved is not None:
+        refuse_own_file(saved, checkpoint, "the profile", known.origin("expert_profile_save"))
     return prepare(checkpoint, known, machine or read_machine())
 
 
@@ -415,14 +419,3 @@ def _dump(path: Path, logits: NDArray[np.float32]) -> None:
             f"STRATA_DUMP_FIRST_LOGITS names it, and the system says: {error}",
             "name a file in a folder that can be written",
         ) from error
-
-
-def _check_dump(path: Path, checkpoint: Checkpoint) -> None:
-    """Raise UsageError where the logits would take the place of the model."""
-    with suppress(OSError):
-        if any(path.samefile(file) for file in checkpoint.files):
-            raise UsageError(
-                f"cannot write the logits to {path}",
-                "STRATA_DUMP_FIRST_LOGITS names a file of the model itself",
-                "name another file",
-            )

@@ -7,6 +7,7 @@ of whole numbers for each layer number.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from strata_core.errors import StrataError, UsageError
 
 FORMAT = "strata-profile"
 VERSION = 1
+_LONGEST_KEY = 9
 _LARGEST_FILE = 64 << 20
 _MOST = 1 << 40
 """Sums above this are halved: what was counted long ago weighs less."""
@@ -90,8 +92,8 @@ def _parsed(path: Path, document: Any) -> Profile:
         raise _bad(path, "its field counts has no layers")
     counts = {}
     for key, row in rows.items():
-        if not key.isascii() or not key.isdecimal():
-            raise _bad(path, f"its field counts has {key!r} for the number of a layer")
+        if not key.isascii() or not key.isdecimal() or len(key) > _LONGEST_KEY:
+            raise _bad(path, f"its field counts has {key[:40]!r} for the number of a layer")
         if not isinstance(row, list) or len(row) != experts or not all(map(_whole, row)):
             raise _bad(path, f"its field counts.{key} is no list of {experts} whole numbers")
         counts[int(key)] = tuple(row)
@@ -111,7 +113,10 @@ def _bad(path: Path, reason: str) -> UsageError:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile: it is there whole, or what was there before. Raises StrataError."""
+    """Write a profile: it is there whole, or what was there before. Raises StrataError.
+
+    A link is written through; what is no regular file, such as a device, is left alone.
+    """
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -119,11 +124,14 @@ def write_profile(profile: Profile, path: Path) -> None:
         "experts": profile.experts,
         "counts": {str(layer): list(row) for layer, row in sorted(profile.counts.items())},
     }
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    real = Path(os.path.realpath(path))
+    beside = real.with_name(f"{real.name}.{os.getpid()}.tmp")
     try:
+        if real.exists() and not real.is_file():
+            raise OSError(errno.EINVAL, "it is there already and no regular file")
         try:
             beside.write_text(json.dumps(document) + "\n", "utf-8")
-            beside.replace(path)
+            beside.replace(real)
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:

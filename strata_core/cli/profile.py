@@ -38,12 +38,14 @@ def command_object(
     the model will be used for, the better caches and tiers are filled by the profile.
     """
     from strata_core.cache.profile import write_profile
+    from strata_core.checkpoint.own_files import refuse_own_file
 
     if not out:
         raise UsageError("OUT is empty", "the profile needs a file", "give a path with -o")
     text = read_text(text_file, "--text")
     console = invocation.console
     with loaded(invocation, model) as running:
+        refuse_own_file(Path(out), running.checkpoint, "the profile", "-o")
         running.profile()  # where nobody counts, the text need not be read first
         run = run_text(console, running, model, text, context, "profile")
         profile = running.profile()

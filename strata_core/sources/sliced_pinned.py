@@ -56,7 +56,7 @@ class SlicedPinned:
         spare: Mapping[int, int] | None = None,
         verify: bool = False,
     ) -> None:
-        self._experts = experts
+        self._experts, self._check = experts, check
         self._mapped = MappedFile(experts, page_hints)
         self._arena: Arena | None = None
         self._copies = CopyCheck(experts) if verify else None
@@ -96,8 +96,15 @@ class SlicedPinned:
         return np.array(places, np.uint64)
 
     def read_into(self, expert: Expert, buffer: memoryview) -> int:
-        """Copy the blob to the buffer's start."""
-        return self._of(expert).read_into(expert, buffer)
+        """Copy the blob to the buffer's start; what comes from the file is checked as it is read.
+
+        Raises StrataError for an expert that is damaged.
+        """
+        source = self._of(expert)
+        pad = source.read_into(expert, buffer)
+        if self._check is not None and source is self._mapped:
+            self._check.check(expert, buffer[: self._experts.layouts[expert.layer].nbytes])
+        return pad
 
     def release(self, expert: Expert) -> None:
         """Nothing to do: addresses stay."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from strata_core.cache.profile import Profile, read_profile, write_profile
 from strata_core.cache.rank import ranking, rates
-from strata_core.errors import UsageError
+from strata_core.errors import StrataError, UsageError
 from strata_core.interfaces import Expert
 
 GOOD: dict[str, Any] = {
@@ -39,6 +41,7 @@ GOOD: dict[str, Any] = {
         ({"counts": {"0": [1, -2]}}, "counts.0"),
         ({"counts": {"0": [1, 2.0]}}, "counts.0"),
         ({"counts": {"0": "12"}}, "counts.0"),
+        ({"counts": {"1" * 5000: [1, 2]}}, "the number of a layer"),
     ],
 )
 def test_a_damaged_file_names_the_field(change: dict[str, Any], field: str, tmp_path: Path) -> None:
@@ -91,3 +94,19 @@ def test_old_counts_weigh_less_when_sums_grow_large() -> None:
     large = Profile.of("m", {0: [1 << 40, 3]})
     assert large.plus(Profile.of("m", {0: [4, 1]})).counts == {0: ((1 << 39) + 2, 2)}
     assert Profile.of("m", {0: [1, 3]}).plus(Profile.of("m", {0: [4, 1]})).counts == {0: (5, 4)}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are others there")
+def test_writing_goes_through_links_and_leaves_alone_what_is_no_file(tmp_path: Path) -> None:
+    profile = Profile("m", 2, {0: (1, 2)})
+    target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
+    target.write_text("old")
+    link.symlink_to(target)
+    write_profile(profile, link)
+    assert link.is_symlink()
+    assert read_profile(target) == profile
+    os.mkfifo(pipe)
+    with pytest.raises(StrataError, match="cannot write the profile"):
+        write_profile(profile, pipe)
+    assert pipe.is_fifo()
+    assert {path.name for path in tmp_path.iterdir()} == {"target", "link", "pipe"}

@@ -12,7 +12,7 @@ import pytest
 import strata_core
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.checkpoint.whole import AT_ONCE, Need, WholeFiles
-from strata_core.errors import CheckpointError, Degradation
+from strata_core.errors import CheckpointError, Degradation, StrataError
 from strata_core.pack.write import write_pack
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
 
@@ -156,3 +156,21 @@ def test_a_prompt_whose_experts_devices_hold_alone_ends_with_an_error(tmp_path: 
         with (pack / "experts.bin").open("r+b") as file:
             file.write(data)
         assert model.logits(ids).tobytes() == expected
+
+
+def test_what_a_prompt_reads_again_of_the_file_is_checked(tmp_path: Path) -> None:
+    """Of experts that devices hold the file is read later than at the start."""
+    source = tmp_path / "m.gguf"
+    write_tiny_gguf(source, hyper=tiny_hyper(experts=4, context=256), expert_type="Q4_0")
+    pack = write_pack(open_checkpoint(source), tmp_path / "pack", Silent()).path
+    options = {"backend": "sim", "sim_vram": 0.05, "source": "sliced-pinned", "expert_cache": 4}
+    ids = [1 + i % 30 for i in range(100)]
+    more = {"verify_reads": "all", "adapt_every": 0}
+    with strata_core.load(pack, threads=1, **options, **more) as model:
+        data = bytearray((pack / "experts.bin").read_bytes())
+        for at in range(100, len(data), 4096):
+            data[at] ^= 1
+        with (pack / "experts.bin").open("r+b") as file:
+            file.write(data)
+        with pytest.raises(StrataError, match="damaged"):
+            model.logits(ids)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import strata_core
+from strata_core.api import model_path
+from strata_core.cli.main import main
 from strata_core.errors import StrataError, UsageError
 from strata_core.testing.tiny import write_tiny_gguf, write_tiny_hub
 
@@ -70,3 +72,19 @@ def test_a_device_that_is_full_stays(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(StrataError, match="cannot write"):
         generate(tiny, device)
     assert device.exists()
+
+
+@pytest.mark.parametrize("name", ["tiny.gguf", "link"])
+def test_a_profile_does_not_take_the_models_place(name: str, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tiny)
+    before = tiny.read_bytes()
+    with pytest.raises(UsageError, match="cannot write the profile") as caught:
+        strata_core.load(tiny, expert_profile_save=tmp_path / name)
+    assert "a file of the model itself" in caught.value.why
+    (tmp_path / "text").write_text("In the beginning " * 50, "utf-8")
+    copy = tmp_path / "demo.gguf"
+    copy.write_bytes(model_path("demo").read_bytes())
+    before_copy = copy.read_bytes()
+    args = ["profile", str(copy), "--text", str(tmp_path / "text"), "--context", "16"]
+    assert main([*args, "-o", str(copy)]) == 2
+    assert (tiny.read_bytes(), copy.read_bytes()) == (before, before_copy)

@@ -53,6 +53,8 @@ def test_rates_are_kept_beside_those_that_are_there(tmp_path: Path) -> None:
         b'{"format": "strata-rates", "version": 1, "bytes_s": {"host": "x", "file": 0}}',
         b'{"format": "strata-rates", "version": 1, "bytes_s": {"host": -1, "file": NaN}}',
         b'{"format": "strata-rates", "version": 1, "bytes_s": {"host": true, "other": 5}}',
+        b'{"format": "strata-rates", "version": 1, "bytes_s": {"host": 1%s}}' % (b"0" * 400),
+        b'{"format": "strata-rates", "version": 1, "bytes_s": {"host": 1e-320, "file": 1e300}}',
     ],
 )
 def test_what_is_no_rate_counts_for_nothing(content: bytes, tmp_path: Path) -> None:
