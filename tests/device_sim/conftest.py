@@ -1,6 +1,8 @@
 """Models bound to the simulated accelerator and, beside it, to the CPU."""
 
+import sys
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from strata_core.testing.machines import recorded_pc
 from strata_core.testing.sim import SimHardware, SimRuntime
 from strata_core.testing.sim.args import pointers
 from strata_core.testing.sim.host_kernels import HostKernels
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # the bench of prompts stands there
 
 LIMITS = Limits(tokens=40, logits=40, context=600, kv_type="fp16")
 IDS = (np.arange(24) * 37 % 290 + 3).astype(np.int32)
@@ -170,3 +174,11 @@ def tiny_file(tmp_path_factory):
     for checkpoint in made.values():
         with closing(checkpoint):
             pass
+
+
+@pytest.fixture(scope="module")
+def expected(library, tiny_file):
+    """What the CPU answers to the bench's prompt, once."""
+    from prompt_bench import cpu_answer
+
+    return cpu_answer(library, tiny_file())
