@@ -144,6 +144,20 @@ def test_swaps_are_spread_over_the_rounds_of_a_period():
     assert timetable.due()[0] == again[1]
 
 
+def test_who_is_in_no_slot_any_more_leaves_in_no_pair():
+    inside = ALL[:4]
+    demand = make([0.0] * 4 + [30.0] * (len(ALL) - 4), inside)
+    timetable = Timetable(Pace(3, 5), demand)
+    timetable.due()
+    waiting = [pair.leaving for pair in timetable._waiting]
+    assert waiting
+    timetable.gone(waiting[0])
+    assert [pair.leaving for pair in timetable._waiting] == waiting[1:]
+    pairs = demand.swaps(99)
+    assert pairs
+    assert {pair.leaving for pair in pairs} == set(inside) - {waiting[0]}
+
+
 @pytest.mark.parametrize(
     ("pace", "at_once"),
     [(Pace(4, 96), 24), (Pace(4, 5), 2), (Pace(1, 96), 96), (Pace(0, 96), 0), (Pace(4, 0), 0)],
