@@ -107,19 +107,32 @@ def command_object(
 
         asked = subject(model, path, invocation.settings(), long=long)
         identity = _prove(invocation, asked, quick=quick, seconds=time_limit)
-    same = identity is None or identity["equal"]
-    invocation.console.document(
-        {
-            "model": model,
-            "form": checkpoint.form,
-            "model_hash": checkpoint.model_hash,
-            "ok": not damaged and same,
-            "checks": [outcome.as_json() for outcome in outcomes],
-            "identity": identity,
-            "timings": {"total_s": time.perf_counter() - began, "files_s": took},
-        }
-    )
-    return 0 if same and not damaged else 1
+    fine = not damaged and (identity is None or identity["equal"])
+    timings = {"total_s": time.perf_counter() - began, "files_s": took}
+    known = (checkpoint.form, checkpoint.model_hash)
+    invocation.console.document(_document(model, known, fine, outcomes, identity, timings))
+    return 0 if fine else 1
+
+
+def _document(
+    model: str,
+    known: tuple[str, str | None],
+    fine: bool,
+    outcomes: list[Outcome],
+    identity: dict[str, Any] | None,
+    timings: dict[str, float],
+) -> dict[str, Any]:
+    """The document; `known` are the model's form and its hash."""
+    form, model_hash = known
+    return {
+        "model": model,
+        "form": form,
+        "model_hash": model_hash,
+        "ok": fine,
+        "checks": [outcome.as_json() for outcome in outcomes],
+        "identity": identity,
+        "timings": timings,
+    }
 
 
 def _tell_unopened(console: Console, model: str, path: Path, error: CheckpointError) -> None:
@@ -136,17 +149,7 @@ def _tell_unopened(console: Console, model: str, path: Path, error: CheckpointEr
     console.text(_table([outcome]))
     for line in (*_damage([outcome]), "copy the pack here again, or make it anew with strata pack"):
         console.line(line)
-    console.document(
-        {
-            "model": model,
-            "form": PACK,
-            "model_hash": None,
-            "ok": False,
-            "checks": [outcome.as_json()],
-            "identity": None,
-            "timings": {},
-        }
-    )
+    console.document(_document(model, (PACK, None), False, [outcome], None, {}))
 
 
 def _check_files(console: Console, checkpoint: Checkpoint) -> list[Outcome]:
