@@ -24,7 +24,7 @@ from strata_core.model.build import build_program
 from strata_core.pack.reads import unchecked_reads
 from strata_core.plan.devices import Accelerator
 from strata_core.plan.explain import plan_degradations
-from strata_core.plan.plan import Plan, PlanRequest, Sizes, gib, make_plan
+from strata_core.plan.plan import RAM_BUDGET, Plan, PlanRequest, Sizes, gib, make_plan
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
 from strata_core.plugins.naming import naming
 from strata_core.selection import (
@@ -108,9 +108,11 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     chunk = min(chunk, settings.max_context or checkpoint.hyper.context)
     with naming("planning failed", (backend,)):
         sizes = _sizes(checkpoint, program, capabilities, kv_type, chunk)
+    shorter: tuple[Sizes, ...] = ()
     if devices is not None:
-        sizes = _on_devices(checkpoint, program, sizes, kv_type, settings, devices)
-        chunk = sizes.chunk
+        with_chunks = _on_devices(checkpoint, program, sizes, kv_type, settings, devices)
+        sizes, *rest = with_chunks
+        chunk, shorter = sizes.chunk, tuple(rest)
     choice = select_source(
         found.sources, found.broken, probes["source"], settings.source, checkpoint.form
     )
@@ -123,6 +125,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     request = evolve(
         _plan_request(checkpoint, settings, memory, sizes, given),
         accelerator=devices,
+        chunks=shorter,
         low_ram=low_ram(checkpoint, settings, machine, sizes, devices, known, asked),
         pace=pace(checkpoint, program, settings, machine, known, record, measured),
     )
@@ -225,8 +228,11 @@ def _on_devices(
     kv_type: str,
     settings: Settings,
     devices: Accelerator,
-) -> Sizes:
-    """The same where a model lies on devices, with the chunk of prompts that suits them."""
+) -> tuple[Sizes, ...]:
+    """The same where a model lies on devices, with the chunk of prompts that suits them.
+
+    After it, where a chunk was named, the sizes with shorter ones.
+    """
     from strata_core.kernels.device.sizes import StoredWeight, device_sizes
 
     stored = {}
@@ -235,14 +241,17 @@ def _on_devices(
         stored[weight] = StoredWeight(tensor.type.name, tensor.shape, tensor.nbytes)
     length = settings.max_context or checkpoint.hyper.context
     experts = checkpoint.experts
-    asked = (settings.prefill,) if isinstance(settings.prefill, int) else DEVICE_CHUNKS
+    named = settings.prefill if isinstance(settings.prefill, int) else None
+    asked = DEVICE_CHUNKS if named is None else (named, *DEVICE_CHUNKS)
     most = devices.room(0) // CHUNK_SHARE
-    for tokens in dict.fromkeys(min(n, length) for n in asked):
+    found: list[Sizes] = []
+    for tokens in dict.fromkeys(min(n, length, asked[0]) for n in asked):
         limits = Limits(tokens, WINDOW_LOGITS, length, kv_type)
-        found = device_sizes(program, stored, experts.layouts, experts.count, limits)
-        if found.prompt <= most:
+        needed = device_sizes(program, stored, experts.layouts, experts.count, limits)
+        found.append(evolve(sizes, **asdict(needed)))
+        if named is None and needed.prompt <= most:
             break
-    return evolve(sizes, **asdict(found))
+    return (found[-1],) if named is None else tuple(found)
 
 
 @frozen
@@ -261,7 +270,7 @@ def _memory(settings: Settings, machine: Machine) -> _Memory:
         return _Memory(available, "available", int(settings.ram_reserve_gib * 2**30))
     budget = int(settings.ram_budget * 2**30)
     if budget <= available:
-        return _Memory(budget, "--ram-budget", 0)
+        return _Memory(budget, RAM_BUDGET, 0)
     most = floor(available / 2**30 * 100) / 100
     clamped = Degradation(
         what=f"of the {gib(budget)} of --ram-budget only {gib(available)} is used",
