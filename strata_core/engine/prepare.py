@@ -108,11 +108,11 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     chunk = min(chunk, settings.max_context or checkpoint.hyper.context)
     with naming("planning failed", (backend,)):
         sizes = _sizes(checkpoint, program, capabilities, kv_type, chunk)
-    shorter: tuple[Sizes, ...] = ()
+    shorter: Iterator[Sizes] = iter(())
     if devices is not None:
-        with_chunks = _on_devices(checkpoint, program, sizes, kv_type, settings, devices)
-        sizes, *rest = with_chunks
-        chunk, shorter = sizes.chunk, tuple(rest)
+        shorter = _on_devices(checkpoint, program, sizes, kv_type, settings)
+        sizes = _suiting(shorter, settings, devices)
+        chunk = sizes.chunk
     choice = select_source(
         found.sources, found.broken, probes["source"], settings.source, checkpoint.form
     )
@@ -125,11 +125,12 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     request = evolve(
         _plan_request(checkpoint, settings, memory, sizes, given),
         accelerator=devices,
-        chunks=shorter,
         low_ram=low_ram(checkpoint, settings, machine, sizes, devices, known, asked),
         pace=pace(checkpoint, program, settings, machine, known, record, measured),
     )
     plan = make_plan(request)
+    if not plan.fits:  # what shorter chunks take is worked out for an error alone
+        plan = make_plan(evolve(request, chunks=tuple(shorter)))
     source = _source(choice, plan, checkpoint.form)
     selections = (backend, allocator, source)
     return Prepared(
@@ -227,11 +228,10 @@ def _on_devices(
     sizes: Sizes,
     kv_type: str,
     settings: Settings,
-    devices: Accelerator,
-) -> tuple[Sizes, ...]:
-    """The same where a model lies on devices, with the chunk of prompts that suits them.
+) -> Iterator[Sizes]:
+    """The same where a model lies on devices, by chunks of prompts, the longest first.
 
-    After it, where a chunk was named, the sizes with shorter ones.
+    The first is of the chunk that was named, where one was.
     """
     from strata_core.kernels.device.sizes import StoredWeight, device_sizes
 
@@ -243,15 +243,21 @@ def _on_devices(
     experts = checkpoint.experts
     named = settings.prefill if isinstance(settings.prefill, int) else None
     asked = DEVICE_CHUNKS if named is None else (named, *DEVICE_CHUNKS)
-    most = devices.room(0) // CHUNK_SHARE
-    found: list[Sizes] = []
     for tokens in dict.fromkeys(min(n, length, asked[0]) for n in asked):
         limits = Limits(tokens, WINDOW_LOGITS, length, kv_type)
         needed = device_sizes(program, stored, experts.layouts, experts.count, limits)
-        found.append(evolve(sizes, **asdict(needed)))
-        if named is None and needed.prompt <= most:
+        yield evolve(sizes, **asdict(needed))
+
+
+def _suiting(found: Iterator[Sizes], settings: Settings, devices: Accelerator) -> Sizes:
+    """The sizes with the chunk that suits the devices; `found` goes on with shorter ones."""
+    sizes = next(found)
+    while not isinstance(settings.prefill, int) and sizes.prompt > devices.room(0) // CHUNK_SHARE:
+        shorter = next(found, None)
+        if shorter is None:
             break
-    return (found[-1],) if named is None else tuple(found)
+        sizes = shorter
+    return sizes
 
 
 @frozen

@@ -56,7 +56,7 @@ class PlanRequest:
     trained context length; `accelerator` the devices, None where the backend has none;
     `low_ram` what the tiered file would do; `pace` what a prediction goes by, None for none.
     `resident` are the most bytes of experts that the resident complement keeps, None for any.
-    `chunks` are the sizes with shorter chunks of prompts, longest first, where a length was given.
+    `chunks` are the sizes with shorter chunks of prompts, the longest first, to propose.
     """
 
     sizes: Sizes
