@@ -22,19 +22,29 @@ if TYPE_CHECKING:
     from strata_core.engine.bench import Bench, Series
     from strata_core.engine.messages import Finished
 
-_DEFAULTS = {
-    "prompt": 512, "decode": 128, "repeats": 5, "seed": 0, "pairs": 5, "timeout": 900,
-}  # fmt: skip
+_DEFAULTS = {"prompt": 512, "decode": 128, "repeats": 5, "seed": 0}
+
+_COMPARING = {"pairs": 5, "timeout": 900}
+"""What --compare goes by where its companions are not given."""
+
+LONGEST = 7 * 24 * 3600
+"""Seconds that one process of a comparison may take at most: a week."""
 
 
-def _option(name: str, letter: str, low: int, help: str) -> click.Option:  # noqa: A002
+def _option(
+    name: str,
+    letter: str,
+    low: int,
+    help: str,  # noqa: A002
+    high: int | None = None,
+) -> click.Option:
     names = [f"-{letter}" if letter else "", f"--{name}"]
     return click.Option(
         [item for item in names if item],
-        type=whole(low),
-        default=_DEFAULTS[name],
+        type=whole(low, high),
+        default=_DEFAULTS.get(name),
         metavar="N",
-        help=f"{help} Default: {_DEFAULTS[name]}.",
+        help=f"{help} Default: {(_DEFAULTS | _COMPARING)[name]}.",
     )
 
 
@@ -52,7 +62,7 @@ def _option(name: str, letter: str, low: int, help: str) -> click.Option:  # noq
             help="Run this program (llama-bench=PATH) in turn with the bench, on the same file.",
         ),
         _option("pairs", "", 1, "With --compare: pairs of processes."),
-        _option("timeout", "", 1, "With --compare: seconds that one process may take."),
+        _option("timeout", "", 1, "With --compare: seconds that one process may take.", LONGEST),
         click.Option(
             ["--peer-args"],
             metavar="ARGS",
@@ -124,16 +134,29 @@ def command_object(
 
 
 def _comparison(
-    compare: str | None, pairs: int, timeout: int, peer_args: str | None, report: str | None
+    compare: str | None,
+    pairs: int | None,
+    timeout: int | None,
+    peer_args: str | None,
+    report: str | None,
 ) -> Comparison | None:
     """What --compare asks for, None without it. Raises UsageError."""
     from strata_core.cli.compare.comparison import Comparison, parse_flags
 
     if compare is not None:
-        file = None if report is None else Path(report)
-        flags = parse_flags(peer_args or "")
-        return Comparison(peer=compare, pairs=pairs, timeout=timeout, peer_flags=flags, report=file)
-    for flag, value in (("--peer-args", peer_args), ("--report", report)):
+        if report == "":
+            raise UsageError(
+                "--report is empty", "it names the file to write", "name a file, or leave it out"
+            )
+        return Comparison(
+            peer=compare,
+            pairs=_COMPARING["pairs"] if pairs is None else pairs,
+            timeout=_COMPARING["timeout"] if timeout is None else timeout,
+            peer_flags=parse_flags(peer_args or ""),
+            report=None if report is None else Path(report),
+        )
+    given = {"--pairs": pairs, "--timeout": timeout, "--peer-args": peer_args, "--report": report}
+    for flag, value in given.items():
         if value is not None:
             raise UsageError(
                 f"{flag} is given without --compare",

@@ -9,13 +9,15 @@ from math import isfinite
 import click
 
 
-def whole(low: int = 0) -> Callable[[object], int]:
-    """A reader of whole numbers of at least `low`. It raises click.BadParameter."""
+def whole(low: int = 0, high: int | None = None) -> Callable[[object], int]:
+    """A reader of whole numbers from `low` to `high` (None: no bound). It raises BadParameter."""
+    bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
 
     def read(value: object) -> int:
         text = str(value)
-        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text, re.ASCII) or int(text) < low:
-            raise click.BadParameter(f"{text[:40]!r} is not a whole number of at least {low}")
+        known = re.fullmatch(r"[+-]?[0-9]{1,20}", text, re.ASCII)
+        if not known or int(text) < low or (high is not None and int(text) > high):
+            raise click.BadParameter(f"{text[:40]!r} is not a whole number {bounds}")
         return int(text)
 
     return read

@@ -24,7 +24,7 @@ from strata_core.model.build import build_program
 from strata_core.pack.reads import unchecked_reads
 from strata_core.plan.devices import Accelerator
 from strata_core.plan.explain import plan_degradations
-from strata_core.plan.plan import Plan, PlanRequest, Sizes, gib, make_plan
+from strata_core.plan.plan import RAM_BUDGET, Plan, PlanRequest, Sizes, gib, make_plan
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
 from strata_core.plugins.naming import naming
 from strata_core.selection import (
@@ -108,8 +108,10 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     chunk = min(chunk, settings.max_context or checkpoint.hyper.context)
     with naming("planning failed", (backend,)):
         sizes = _sizes(checkpoint, program, capabilities, kv_type, chunk)
+    shorter: Iterator[Sizes] = iter(())
     if devices is not None:
-        sizes = _on_devices(checkpoint, program, sizes, kv_type, settings, devices)
+        shorter = _on_devices(checkpoint, program, sizes, kv_type, settings)
+        sizes = _suiting(shorter, settings, devices)
         chunk = sizes.chunk
     choice = select_source(
         found.sources, found.broken, probes["source"], settings.source, checkpoint.form
@@ -127,6 +129,8 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         pace=pace(checkpoint, program, settings, machine, known, record, measured),
     )
     plan = make_plan(request)
+    if not plan.fits:  # what shorter chunks take is worked out for an error alone
+        plan = make_plan(evolve(request, chunks=tuple(shorter)))
     source = _source(choice, plan, checkpoint.form)
     selections = (backend, allocator, source)
     return Prepared(
@@ -224,9 +228,11 @@ def _on_devices(
     sizes: Sizes,
     kv_type: str,
     settings: Settings,
-    devices: Accelerator,
-) -> Sizes:
-    """The same where a model lies on devices, with the chunk of prompts that suits them."""
+) -> Iterator[Sizes]:
+    """The same where a model lies on devices, by chunks of prompts, the longest first.
+
+    The first is of the chunk that was named, where one was.
+    """
     from strata_core.kernels.device.sizes import StoredWeight, device_sizes
 
     stored = {}
@@ -235,14 +241,23 @@ def _on_devices(
         stored[weight] = StoredWeight(tensor.type.name, tensor.shape, tensor.nbytes)
     length = settings.max_context or checkpoint.hyper.context
     experts = checkpoint.experts
-    asked = (settings.prefill,) if isinstance(settings.prefill, int) else DEVICE_CHUNKS
-    most = devices.room(0) // CHUNK_SHARE
-    for tokens in dict.fromkeys(min(n, length) for n in asked):
+    named = settings.prefill if isinstance(settings.prefill, int) else None
+    asked = DEVICE_CHUNKS if named is None else (named, *DEVICE_CHUNKS)
+    for tokens in dict.fromkeys(min(n, length, asked[0]) for n in asked):
         limits = Limits(tokens, WINDOW_LOGITS, length, kv_type)
-        found = device_sizes(program, stored, experts.layouts, experts.count, limits)
-        if found.prompt <= most:
+        needed = device_sizes(program, stored, experts.layouts, experts.count, limits)
+        yield evolve(sizes, **asdict(needed))
+
+
+def _suiting(found: Iterator[Sizes], settings: Settings, devices: Accelerator) -> Sizes:
+    """The sizes with the chunk that suits the devices; `found` goes on with shorter ones."""
+    sizes = next(found)
+    while not isinstance(settings.prefill, int) and sizes.prompt > devices.room(0) // CHUNK_SHARE:
+        shorter = next(found, None)
+        if shorter is None:
             break
-    return evolve(sizes, **asdict(found))
+        sizes = shorter
+    return sizes
 
 
 @frozen
@@ -261,7 +276,7 @@ def _memory(settings: Settings, machine: Machine) -> _Memory:
         return _Memory(available, "available", int(settings.ram_reserve_gib * 2**30))
     budget = int(settings.ram_budget * 2**30)
     if budget <= available:
-        return _Memory(budget, "--ram-budget", 0)
+        return _Memory(budget, RAM_BUDGET, 0)
     most = floor(available / 2**30 * 100) / 100
     clamped = Degradation(
         what=f"of the {gib(budget)} of --ram-budget only {gib(available)} is used",

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 _NOT_KNOWN = 1 << 62
 
+VRAM_BUDGET = "--vram-budget"
+"""Begins the `origin` of a tier that has what the user allowed."""
+
 RESERVE_SHARE = 20
 """Without a reserve that was named, caches leave at most this part of a device free."""
 
@@ -174,41 +177,13 @@ def most_context(request: PlanRequest) -> tuple[int, str]:
     """
     accelerator, sizes = _accelerator(request), request.sizes
     label = accelerator.devices[0].label
-    left = accelerator.room(0) - _fixed(accelerator, sizes)
+    left = accelerator.room(0) - fixed(accelerator, sizes)
     if accelerator.cache is None:
         left, where = left // 2, f"half of what is left of {label}; the rest holds experts"
     else:
-        left -= _held(sizes, accelerator.cache)
+        left -= held(accelerator, sizes, accelerator.cache)
         where = f"what is left of {label}"
     return left // max(1, sizes.kv_position), where
-
-
-def smaller(request: PlanRequest) -> Iterator[tuple[dict[str, int | str], PlanRequest]]:
-    """Flags that ask for less, with the request that they make, the smallest change first.
-
-    `request` names its source and its context; whether any of them fits is for the caller to see.
-    """
-    accelerator, sizes = _accelerator(request), request.sizes
-    context = request.context or 0
-    left = accelerator.have(0) - _fixed(accelerator, sizes)
-    caches = [accelerator.cache]
-    if accelerator.cache is not None:
-        fewer = _fitting(sizes, left - sizes.kv_position * context)
-        caches += sorted({fewer, 0}, reverse=True)
-    for source in dict.fromkeys((request.source, "mmap")):
-        for cache in dict.fromkeys(caches):
-            room = left - _held(sizes, cache or 0)
-            for length in (context, min(context, room // max(1, sizes.kv_position))):
-                flags: dict[str, int | str] = {}
-                if source != request.source:
-                    flags["--source"] = source or ""
-                if cache is not None and cache != accelerator.cache:
-                    flags["--expert-cache"] = cache
-                if length != context:
-                    flags["--max-context"] = length
-                if flags and length >= 1:
-                    less = evolve(accelerator, cache=cache)
-                    yield flags, evolve(request, source=source, context=length, accelerator=less)
 
 
 def _accelerator(request: PlanRequest) -> Accelerator:
@@ -222,25 +197,28 @@ def _embedding_pinned(accelerator: Accelerator, sizes: Sizes) -> bool:
     return bool(sizes.embedding) and fits
 
 
-def _fixed(accelerator: Accelerator, sizes: Sizes) -> int:
+def fixed(accelerator: Accelerator, sizes: Sizes) -> int:
     """What the first device holds whatever the context and the cache."""
     apart = sizes.embedding if _embedding_pinned(accelerator, sizes) else 0
     return sizes.dense - apart + sizes.workspace + sizes.prompt
 
 
-def _held(sizes: Sizes, cached: int) -> int:
-    """What a cache of so many experts takes of the first device, beside what prompts take.
+def held(accelerator: Accelerator, sizes: Sizes, cached: int) -> int:
+    """What a cache of so many experts, with its empty slots, takes of the first device.
 
-    They take buffers for experts where the cache has none to lend.
+    Prompts take buffers for experts beside it where the cache has none to lend.
     """
-    return sizes.blobs(min(cached, sizes.count)) + sizes.own_buffers(cached)
+    count = min(cached, sizes.count)
+    spare = spares(count, sizes.count, accelerator.pace.at_once)
+    return sizes.blobs(count) + sizes.blobs(spare) + sizes.own_buffers(cached)
 
 
-def _fitting(sizes: Sizes, nbytes: int) -> int:
-    """Experts of the first device's cache that fit into `nbytes`."""
-    fitting = sizes.fitting(nbytes)
-    own = sizes.own_buffers(fitting)
-    return sizes.fitting(nbytes - own) if own else fitting
+def fitting(accelerator: Accelerator, sizes: Sizes, nbytes: int) -> int:
+    """Experts of the first device's cache that fit into `nbytes` with its empty slots."""
+    slots = sizes.fitting(nbytes)
+    own = sizes.own_buffers(slots)
+    slots = sizes.fitting(nbytes - own) if own else slots
+    return _beside_spares(slots, sizes.count, accelerator.pace.at_once)
 
 
 def _counts(request: PlanRequest, context: int) -> list[int]:
@@ -250,7 +228,7 @@ def _counts(request: PlanRequest, context: int) -> list[int]:
     counts = []
     for number, _ in enumerate(accelerator.devices):
         wanted: int | None = accelerator.cache
-        taken = _fixed(accelerator, sizes) + sizes.kv_position * context
+        taken = fixed(accelerator, sizes) + sizes.kv_position * context
         if number:
             helpers = accelerator.helpers
             wanted = helpers[number - 1] if number <= len(helpers) else 0
@@ -258,10 +236,8 @@ def _counts(request: PlanRequest, context: int) -> list[int]:
         if wanted is None:
             room = accelerator.room(number) - taken
             # what cannot be known is not promised: the cache is made once the device is open
-            fitting = sizes.fitting(room) if number else _fitting(sizes, room)
-            wanted = fitting if room < _NOT_KNOWN // 2 else 0
-            if not number:
-                wanted = _beside_spares(wanted, sizes.count, accelerator.pace.at_once)
+            most = sizes.fitting(room) if number else fitting(accelerator, sizes, room)
+            wanted = most if room < _NOT_KNOWN // 2 else 0
         counts.append(max(0, min(wanted, left)))
         left -= counts[-1]
     return counts
@@ -298,7 +274,7 @@ def _vram(request: PlanRequest, number: int, cache: Cache, context: int) -> Tier
         return Tier(f"vram{number}", items, need, device.label, "its size is known once it is open")
     origin = f"of {gib(device.total)}; caches leave {gib(accelerator.kept(number))} free"
     if not number and accelerator.budget is not None:
-        origin = f"--vram-budget {gib(accelerator.budget)}, {origin}"
+        origin = f"{VRAM_BUDGET} {gib(accelerator.budget)}, {origin}"
     return Tier(f"vram{number}", items, have, device.label, origin)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from strata_core.errors import Degradation, DoesNotFit
-from strata_core.plan.plan import Plan, PlanRequest, Tier, gib
+from strata_core.plan.devices import VRAM_BUDGET
+from strata_core.plan.plan import RAM_BUDGET, Plan, PlanRequest, Tier, gib
 from strata_core.plan.tier import tier_degradations
 
 
@@ -115,16 +117,28 @@ def does_not_fit(plan: Plan, model: str) -> DoesNotFit:
         f"it needs {gib(tier.need)} and {gib(tier.have)} may be used ({origin})",
         "would fit: " + "; ".join(f"{o.flags} (needs {gib(o.need)})" for o in plan.options)
         if plan.options
-        else _nothing_smaller(tier),
+        else _nothing_smaller(plan, tier),
     )
 
 
-def _nothing_smaller(tier: Tier) -> str:
+def _nothing_smaller(plan: Plan, tier: Tier) -> str:
     """What is left to do where no smaller request fits. A model's size is not what pins need."""
-    if tier.name != "pinned":
-        return "nothing smaller fits; a model with fewer or smaller weights is needed"
-    return (
-        "raise what the driver may page-lock (STRATA_PIN_LIMIT_GIB, where it was given; "
-        "--sim-pin-budget for simulated devices), use fewer devices with --device, or "
-        "--backend cpu, which needs none"
-    )
+    if tier.name == "pinned":
+        return (
+            "raise what the driver may page-lock (STRATA_PIN_LIMIT_GIB, where it was given; "
+            "--sim-pin-budget for simulated devices), use fewer devices with --device, or "
+            "--backend cpu, which needs none"
+        )
+    ways = "free memory"
+    if tier.name == "ram" and plan.ram_origin == RAM_BUDGET:
+        ways = f"raise --ram-budget to {_flag(tier.need)}"
+    elif tier.name != "ram":
+        ways = "take a device with more memory (--sim-vram, for simulated ones)"
+        if tier.origin.startswith(VRAM_BUDGET):
+            ways = f"raise --vram-budget to {_flag(tier.need)}, where the device has it"
+    return f"nothing smaller fits; {ways}, or take a model with fewer or smaller weights"
+
+
+def _flag(nbytes: int) -> str:
+    """GiB as a flag takes them, never less than the bytes."""
+    return f"{ceil(nbytes * 100 / 2**30) / 100:g}"

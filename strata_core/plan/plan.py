@@ -28,6 +28,7 @@ from strata_core.plan.sizes import (
     Tier,
     gib,
 )
+from strata_core.plan.smaller import smaller
 from strata_core.plan.speed import Pace, Placed, Speed, predict
 from strata_core.plan.tier import LowRam, Reads
 
@@ -37,6 +38,9 @@ __all__ = [
 
 BUILT_IN = ("arena", "sliced-pinned", tier.SOURCE, "mmap")
 """Sources of which it is known where they keep experts."""
+
+RAM_BUDGET = "--ram-budget"
+"""The `ram_origin` of a request whose RAM is what the user allowed."""
 
 SMALLEST_CONTEXT = 512
 """A context is not cut below this many tokens unless the model was trained on fewer."""
@@ -52,6 +56,7 @@ class PlanRequest:
     trained context length; `accelerator` the devices, None where the backend has none;
     `low_ram` what the tiered file would do; `pace` what a prediction goes by, None for none.
     `resident` are the most bytes of experts that the resident complement keeps, None for any.
+    `chunks` are the sizes with shorter chunks of prompts, the longest first, to propose.
     """
 
     sizes: Sizes
@@ -66,6 +71,7 @@ class PlanRequest:
     low_ram: LowRam = field(factory=LowRam)
     pace: Pace | None = None
     resident: int | None = None
+    chunks: tuple[Sizes, ...] = ()
 
     @property
     def room(self) -> int:
@@ -335,7 +341,7 @@ def _options(request: PlanRequest, source: str, context: int) -> tuple[Option, .
 def _device_options(request: PlanRequest, source: str, context: int) -> tuple[Option, ...]:
     """Smaller ways that fit on the devices; the need is what the first of them then holds."""
     found: list[tuple[Mapping[str, Any], Option]] = []
-    for flags, other in devices.smaller(evolve(request, source=source, context=context)):
+    for flags, other in smaller(evolve(request, source=source, context=context)):
         plan = _decide(other)
         if plan.fits and not any(_as_good(before, flags) for before, _ in found):
             text = " ".join(f"{flag} {value}" for flag, value in flags.items())

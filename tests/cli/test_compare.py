@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strata_core.cli.compare.comparison import parse_flags
 from strata_core.cli.compare.figures import Asked, Figures, Pair, summary
 from strata_core.cli.compare.peers import PEERS, Placed
 from strata_core.cli.compare.reading import NotFigures, read_llama_bench, read_strata
-from strata_core.cli.compare.turns import run, take_turns
-from strata_core.errors import StrataError, UsageError
+from strata_core.cli.compare.turns import take_turns
+from strata_core.errors import UsageError
 
 HERE = Path(__file__).parent
 ASKED = Asked(prompt=32, decode=8, repeats=3, threads=2, named=True)
@@ -71,6 +73,20 @@ def changed(text: str, **changes: Any) -> str:
     return json.dumps(document)
 
 
+def nested(levels: int) -> list[Any]:
+    """Lists in one another."""
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+def vram(**changes: Any) -> str:
+    """The document with a device in its plan."""
+    item = {"name": "expert slots", "actual": 1, **changes}
+    return changed(STRATA, plan__memory=[{"kind": "vram0", "items": [item]}])
+
+
 @pytest.mark.parametrize(
     ("read", "text", "says"),
     [
@@ -87,7 +103,25 @@ def changed(text: str, **changes: Any) -> str:
         ("strata", changed(STRATA, plan__memory__0__items=None), "'items' is missing"),
         ("strata", changed(STRATA, plan__memory__0__kind=None), "'kind' is missing"),
         ("strata", changed(STRATA, plan__memory__0__kind="vram0"), "'actual' is missing"),
+        ("strata", changed(STRATA, machine__threads=[2]), "'threads' is missing"),
+        ("strata", changed(STRATA, samples__prompt__1__tok_s=10**400), "not all speeds"),
+        ("strata", changed(STRATA, samples__prompt__1__tok_s=True), "'tok_s' is missing"),
+        ("strata", changed(STRATA, plan__memory=[{"items": []}]), "'kind' is missing"),
+        ("strata", vram(actual=10**400), "no count of bytes"),
+        ("strata", vram(name=None), "'name' is missing"),
+        ("strata", STRATA.replace("{", '{"deep": ' + "[" * 40 + "]" * 40 + ",", 1), "32 deep"),
         ("peer", "error: cannot load\n", "cannot load"),
+        ("peer", "[" * 100_000, "no figures"),
+        ("peer", "[" * 100_000 + "]" * 100_000, "no figures"),
+        ("peer", "[" + "9" * 10_000 + "]", "no figures"),
+        ("peer", changed(PEER, __0__build_number=float("nan")), "no figures"),
+        ("peer", changed(PEER, __0__build_number=0).replace(": 0,", ": 1e999,"), "no figures"),
+        ("peer", changed(PEER, __0__gpu_info=nested(40)), "32 deep"),
+        ("peer", changed(PEER, __1__samples_ts=[1.0, 10**400, 2.0]), "not all speeds"),
+        ("peer", changed(PEER, __1__samples_ts=[1e-320, 1e-320, 1e-320]), "not all speeds"),
+        ("peer", changed(PEER, __1__samples_ts=[1e300, 1.0, 2.0]), "not all speeds"),
+        ("peer", changed(PEER, __1__samples_ts=[True, 1.0, 2.0]), "not all speeds"),
+        ("peer", changed(PEER, __1__n_threads=10**400), "threads: 2 asked for, found 1000"),
         ("peer", changed(PEER, __1=None), "decode tests of 8 tokens: 1 asked for, found 0"),
         ("peer", changed(PEER, __0__n_prompt=512), "prompt tests of 32 tokens"),
         ("peer", changed(PEER, __1__n_threads=1), "threads: 2 asked for, found 1"),
@@ -96,8 +130,37 @@ def changed(text: str, **changes: Any) -> str:
     ],
 )
 def test_other_output_is_refused(read: str, text: str, says: str) -> None:
-    with pytest.raises(NotFigures, match=says):
+    with pytest.raises(NotFigures, match=says) as error:
         READERS[read](text, ASKED)
+    assert len(error.value.why) < 400
+
+
+@given(
+    st.sampled_from(["strata", "peer"]),
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+        max_leaves=8,
+    ),
+    st.data(),
+)
+def test_whatever_is_printed_can_be_written_or_is_refused(
+    read: str, value: Any, data: st.DataObject
+) -> None:
+    document = json.loads({"strata": STRATA, "peer": PEER}[read])
+    at, steps = document, data.draw(st.integers(1, 6))
+    for step in range(steps):
+        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+        if step == steps - 1 or not isinstance(at[key], dict | list) or not at[key]:
+            at[key] = value
+            break
+        at = at[key]
+    try:
+        found = READERS[read](json.dumps(document), ASKED)
+    except NotFigures:
+        return
+    pairs = [Pair(found, found)]
+    json.dumps([found.as_json(), summary(pairs, ["prompt", "decode"])], allow_nan=False, indent=2)
 
 
 def test_a_test_that_was_not_asked_for() -> None:
@@ -162,38 +225,6 @@ def test_processes_take_turns() -> None:
     assert calls == ["s", "p"] * 3
     assert seen == [1, 2, 3]
     assert len(pairs) == 3
-
-
-def python(source: str) -> list[str]:
-    return [sys.executable, "-c", source]
-
-
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        (python("import sys; print('figures'); sys.exit('the cause')"), "exit code 1: the cause"),
-        (python("print('{}'); raise SystemExit(2)"), "exit code 2: {}"),
-        (python("raise SystemExit(3)"), "exit code 3: without a word"),
-        (python("print('no figures')"), "no figures in what it printed: no figures"),
-        (python("import time; time.sleep(60)"), "more than 1 s"),
-        (["/no/such/program"], "cannot be run"),
-    ],
-)
-def test_a_process_that_fails(command: list[str], says: str) -> None:
-    def never(number: int, pair: object) -> None:
-        pytest.fail("a pair without figures")
-
-    with pytest.raises(StrataError, match=says) as error:
-        take_turns(
-            (command, read_strata),
-            (lambda first: python(""), read_llama_bench),
-            ASKED,
-            2,
-            lambda given: run(given, 1),
-            never,
-        )
-    assert shlex.join(command) in error.value.what
-    assert error.value.remedy
 
 
 def test_flags_for_the_peer() -> None:
@@ -281,7 +312,13 @@ def test_failure_leaves_no_document(tmp_path: Path, strata: Any) -> None:
         (("--compare", "llama-bench=lb", "--report", "no/such/out.json"), "cannot be written"),
         (("--report", "out.json"), "without --compare"),
         (("--peer-args", "-ub 1"), "without --compare"),
+        (("--pairs", "5"), "--pairs is given without --compare"),
+        (("--timeout", "900"), "--timeout is given without --compare"),
         (("--compare", "llama-bench=lb", "--pairs", "0"), "at least 1"),
+        (("--compare", "llama-bench=lb", "--timeout", "9" * 20), "from 1 to 604800"),
+        (("--compare", "llama-bench=lb", "--timeout", "604801"), "from 1 to 604800"),
+        (("--compare", "llama-bench=lb", "--report", ""), "--report is empty"),
+        (("--compare", "llama-bench=lb", "--report", "."), "is a folder"),
     ],
 )
 def test_bad_use(args: tuple[str, ...], says: str, strata: Any) -> None:
@@ -289,6 +326,25 @@ def test_bad_use(args: tuple[str, ...], says: str, strata: Any) -> None:
     assert result.code == 2
     assert says in result.err
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("which", ["model", "program"])
+def test_a_report_is_a_file_of_its_own(which: str, tmp_path: Path, strata: Any) -> None:
+    demo = Path(sys.modules["strata_core"].__path__[0]) / "demo" / "kjv-Q4_0.gguf"
+    files = {"model": tmp_path / "m.gguf", "program": tmp_path / "lb"}
+    files["model"].write_bytes(demo.read_bytes())
+    files["program"].write_text("a program")
+    before = files[which].read_bytes()
+    link = tmp_path / "out.json"
+    link.hardlink_to(files[which])
+    compare = ("--compare", f"llama-bench={files['program']}")
+    for report in (link, files[which]):
+        result = strata(
+            "bench", str(files["model"]), "-p", "4", "-n", "2", *compare, "--report", str(report)
+        )
+        assert result.code == 2
+        assert "which would be lost" in result.err
+        assert files[which].read_bytes() == before
 
 
 def test_a_folder_cannot_be_given_to_a_peer(tmp_path: Path, strata: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import sys
@@ -16,7 +17,7 @@ from attrs import asdict, frozen
 from strata_core import __version__
 from strata_core.cli.command import Invocation
 from strata_core.cli.words import table
-from strata_core.errors import UsageError
+from strata_core.errors import StrataError, UsageError
 
 if TYPE_CHECKING:
     from strata_core.cli.compare.figures import Asked, Figures, Kind, Pair
@@ -56,8 +57,8 @@ def compare(
     from strata_core.cli.compare.turns import run, take_turns
 
     peer, program = _peer(wanted.peer)
-    _writable(wanted.report)
     path = _file(model_path(model), model)
+    _writable(wanted.report, {"the model": path, "the program to compare with": Path(program)})
     named = invocation.settings().threads
     asked = Asked(
         flags["prompt"], flags["decode"], flags["repeats"], named or _cores(), named is not None
@@ -100,7 +101,7 @@ def compare(
     console.text(_text(peer, document, kinds))
     console.document(document)
     if wanted.report is not None:
-        wanted.report.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+        _write(wanted.report, document)
 
 
 def _peer(given: str) -> tuple[Peer, str]:
@@ -116,13 +117,34 @@ def _peer(given: str) -> tuple[Peer, str]:
     return PEERS[name], program
 
 
-def _writable(report: Path | None) -> None:
-    if report is not None and not report.parent.is_dir():
-        raise UsageError(
-            f"--report {report} cannot be written",
-            f"there is no folder {report.parent}",
-            "make the folder first, or name a file in another one",
-        )
+def _writable(report: Path | None, used: Mapping[str, Path]) -> None:
+    """Raises UsageError for a report that cannot be a file of its own; `used` are others."""
+    if report is None:
+        return
+    why = f"there is no folder {report.parent}"
+    cure = "make the folder first, or name a file in another one"
+    if report.parent.is_dir():
+        cure = "name a file of its own"
+        why = f"{report} is a folder" if report.is_dir() else ""
+        for name, path in used.items():
+            if report.exists() and path.exists() and report.samefile(path):
+                why = f"it is the file of {name}, which would be lost"
+        at = report if report.exists() else report.parent
+        if not why and not os.access(at, os.W_OK):
+            why = f"{at} is closed to writing"
+    if why:
+        raise UsageError(f"--report {report} cannot be written", why, cure)
+
+
+def _write(report: Path, document: Mapping[str, Any]) -> None:
+    try:
+        report.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
+    except OSError as error:
+        raise StrataError(
+            f"the report {report} cannot be written",
+            error.strerror or str(error),
+            "the figures are in what was printed; with --json all that the file would hold",
+        ) from error
 
 
 def _file(path: Path, model: str) -> Path:
