@@ -104,15 +104,8 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     kv_type = choose_kv(settings.kv, capabilities, backend.name)
     check_weight_types(checkpoint, capabilities, backend.name)
     program = build_program(checkpoint.hyper)
-    chunk = settings.prefill if isinstance(settings.prefill, int) else WINDOW_TOKENS
-    chunk = min(chunk, settings.max_context or checkpoint.hyper.context)
     with naming("planning failed", (backend,)):
-        sizes = _sizes(checkpoint, program, capabilities, kv_type, chunk)
-    shorter: Iterator[Sizes] = iter(())
-    if devices is not None:
-        shorter = _on_devices(checkpoint, program, sizes, kv_type, settings)
-        sizes = _suiting(shorter, settings, devices)
-        chunk = sizes.chunk
+        sizes, shorter = _chunked(checkpoint, program, capabilities, kv_type, settings, devices)
     choice = select_source(
         found.sources, found.broken, probes["source"], settings.source, checkpoint.form
     )
@@ -120,8 +113,9 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     memory = _memory(settings, machine)
     known = known_profile(checkpoint, settings)
     asked = given.name if given else None
-    used = devices.devices if devices else ()
-    measured = rates_path(checkpoint, settings, machine, backend.name, used)
+    measured = rates_path(
+        checkpoint, settings, machine, backend.name, devices.devices if devices else ()
+    )
     request = evolve(
         _plan_request(checkpoint, settings, memory, sizes, given),
         accelerator=devices,
@@ -142,7 +136,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         allocator=allocator,
         source=source,
         program=program,
-        limits=Limits(chunk, WINDOW_LOGITS, plan.context, kv_type),
+        limits=Limits(sizes.chunk, WINDOW_LOGITS, plan.context, kv_type),
         plan=plan,
         known=known,
         rates_file=measured,
@@ -151,11 +145,34 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
             *unused,
             *unheeded(settings, selections, record),
             *memory.degradations,
-            *plan_degradations(request, plan),
-            *unlearned(known, plan),
+            *_planned(request, plan, known),
             *unchecked_reads(settings, checkpoint.experts, source.name),
         ),
     )
+
+
+def _chunked(
+    checkpoint: Checkpoint,
+    program: Program,
+    capabilities: Capabilities,
+    kv_type: str,
+    settings: Settings,
+    devices: Accelerator | None,
+) -> tuple[Sizes, Iterator[Sizes]]:
+    """The sizes with the chunk of prompts that is taken, and those with shorter ones."""
+    chunk = settings.prefill if isinstance(settings.prefill, int) else WINDOW_TOKENS
+    chunk = min(chunk, settings.max_context or checkpoint.hyper.context)
+    sizes = evolve(_sizes(checkpoint, program, capabilities, kv_type, chunk), chunk=chunk)
+    if devices is None:
+        return sizes, iter(())
+    shorter = _on_devices(checkpoint, program, sizes, kv_type, settings)
+    return _suiting(shorter, settings, devices), shorter
+
+
+def _planned(request: PlanRequest, plan: Plan, known: Known) -> Iterator[Degradation]:
+    """What the plan makes worse."""
+    yield from plan_degradations(request, plan)
+    yield from unlearned(known, plan)
 
 
 def unheeded(
