@@ -113,11 +113,14 @@ def plan_beside(prepared: Prepared, running: Running) -> PlanBeside:
     """The plan of a model that has just been started, beside what it took."""
     backend = prepared.backend.name
     simulated = is_simulated(prepared.catalogue.backend(backend).record)
-    return PlanBeside(
+    made = PlanBeside(
         plan=prepared.plan,
         actual=running.actual(prepared.plan, simulated=simulated),
         rates_file=prepared.rates_file,
     )
+    for line in made.lines({}):
+        _LOG.debug("%s", line)
+    return made
 
 
 def disk_rate(counters: Mapping[str, Mapping[str, int]]) -> float | None:

@@ -87,7 +87,8 @@ def test_a_run_teaches_the_next_plan(model: Path, learn: bool) -> None:
         assert plan.speed.tokens_s == pytest.approx(measured, rel=0.01)
 
 
-def test_memory_of_devices_is_as_planned(model: Path) -> None:
+def test_memory_of_devices_is_as_planned(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "strata.plan")
     options = {"backend": "sim", "sim_vram": 0.05, "sim_devices": 2, "threads": 1}
     options |= {"expert_cache": 5, "expert_cache_device1": 3}
     with strata_core.load(model, source="arena", **options) as loaded:
@@ -102,6 +103,7 @@ def test_memory_of_devices_is_as_planned(model: Path) -> None:
         assert len(slots) == 1
         assert slots[0]["actual"] > 0
         lines = loaded.beside.lines(loaded.counters)
+        assert [r.getMessage() for r in caplog.records if r.name == "strata.plan"] == lines
     assert len(lines) == 1
     assert lines[0].startswith("plan: vram0 ")
 

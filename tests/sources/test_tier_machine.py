@@ -17,9 +17,9 @@ from strata_core.abilities import AdaptiveSource, CountingSource, Move
 from strata_core.errors import StrataError
 from strata_core.interfaces import Expert, Source, View
 from strata_core.memory.address import bytes_at
-from strata_core.memory.host import HostAllocator
+from strata_core.sources.tiered_file import TieredFile
 
-from .tier_bench import Faults, everything, make, raw, seen, tiny
+from .tier_bench import Claiming, Faults, everything, make, raw, seen, tiny
 
 _FOLDER = tempfile.TemporaryDirectory()
 CHECKPOINT = tiny(Path(_FOLDER.name), experts=5, layers=2)
@@ -39,18 +39,35 @@ class TierMachine(RuleBasedStateMachine):
         spares=st.integers(0, 2),
         device=st.frozensets(experts, max_size=4),
         verify=st.booleans(),
+        refuse=st.sampled_from([0, 0, 1, 2]),
     )
-    def start(self, kept: int, spares: int, device: frozenset[Expert], verify: bool) -> None:
-        self.allocator, self.faults = HostAllocator(), Faults()
-        self.source = make(
-            CHECKPOINT,
-            kept,
-            allocator=self.allocator,
-            opener=self.faults.open,
-            excluded=sorted(device),
-            spares=spares,
-            verify=verify,
-        )
+    def start(
+        self, kept: int, spares: int, device: frozenset[Expert], verify: bool, refuse: int
+    ) -> None:
+        self.faults = Faults()
+
+        def build(allocator: Claiming) -> TieredFile:
+            return make(
+                CHECKPOINT,
+                kept,
+                allocator=allocator,
+                opener=self.faults.open,
+                excluded=sorted(device),
+                spares=spares,
+                verify=verify,
+            )
+
+        if refuse:
+            refusing = Claiming(refuse)
+            found = attempt(lambda: build(refusing))
+            if isinstance(found, StrataError):
+                assert "this test refuses it" in found.why
+            else:  # it needs no memory for a tier
+                assert refusing.calls < refuse
+                found.close()
+            assert refusing.ledger.outstanding() == (), "a start that was refused keeps memory"
+        self.allocator = Claiming()
+        self.source = build(self.allocator)
         assert isinstance(self.source, Source)
         assert isinstance(self.source, AdaptiveSource)
         assert isinstance(self.source, CountingSource)
@@ -174,7 +191,8 @@ class TierMachine(RuleBasedStateMachine):
         assert (counts.get("verified", 0) > 0) <= self.verify
         self.source.close()
         self.source.close()
-        assert self.allocator._maps == {}, "memory was not given back"
+        assert self.allocator.ledger.outstanding() == (), "memory was not given back"
+        assert self.allocator.ledger.peak("ram") > 0
         with pytest.raises(StrataError, match="closed"):
             self.source.view(EXPERTS[0])
 

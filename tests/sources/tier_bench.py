@@ -10,10 +10,11 @@ from typing import Any
 from attrs import define, field
 
 from strata_core.checkpoint.open import Checkpoint, open_checkpoint
-from strata_core.errors import Degradation
-from strata_core.interfaces import Expert, View
+from strata_core.errors import Degradation, StrataError
+from strata_core.interfaces import Expert, Region, View
 from strata_core.memory.address import bytes_at
 from strata_core.memory.host import HostAllocator
+from strata_core.memory.ledger import Claim, Ledger
 from strata_core.memory.platform.direct import DirectFile, open_direct
 from strata_core.sources.reading import ExpertReader
 from strata_core.sources.tier_sizes import placings, tier_order
@@ -74,6 +75,28 @@ class Faulty:
 
     def close(self) -> None:
         self._file.close()
+
+
+class Claiming(HostAllocator):
+    """Host memory claimed in a ledger; the `refuse`-th call for some is refused (0: none)."""
+
+    def __init__(self, refuse: int = 0) -> None:
+        super().__init__()
+        self.ledger, self.refuse, self.calls = Ledger(), refuse, 0
+        self._claims: dict[int, Claim] = {}
+
+    def reserve(self, nbytes: int, cuts: Sequence[int], purpose: str) -> Region:
+        self.calls += 1
+        if self.calls == self.refuse:
+            raise StrataError(f"no memory for {purpose}", "this test refuses it", "cope with it")
+        claim = self.ledger.take("ram", nbytes, purpose)
+        region = super().reserve(nbytes, cuts, purpose)
+        self._claims[region.address] = claim
+        return region
+
+    def release(self, region: Region) -> None:
+        super().release(region)
+        self._claims.pop(region.address).release()
 
 
 def tiny(folder: Path, **changes: Any) -> Checkpoint:
