@@ -67,6 +67,12 @@ def sample(keys: list[KernelKey], archs: list[str]) -> list[tuple[KernelKey, str
     return [(key, archs[i % len(archs)]) for i, key in enumerate(middle)]
 
 
+def first_whole(keys: list[KernelKey], archs: list[str]) -> list[tuple[KernelKey, str]]:
+    """All for the first architecture, and one of each kernel for each of the others."""
+    found = [(key, archs[0]) for key in keys]
+    return found + [(key, arch) for arch in archs[1:] for key, _ in sample(keys, [arch])]
+
+
 def rows(compile_: Compile, work: list[tuple[KernelKey, str]], jobs: int) -> Iterator[Row]:
     """Compile all, in order."""
 
@@ -127,6 +133,11 @@ def main() -> int:
     options.add_argument("architectures", nargs="+")
     options.add_argument("--only", default="", help="kernels whose name begins so")
     options.add_argument("--sample", action="store_true", help="each kernel once")
+    options.add_argument(
+        "--first-whole",
+        action="store_true",
+        help="all for the first architecture, each kernel once for the others",
+    )
     options.add_argument("--compact", action="store_true", help="a line for each kernel name")
     options.add_argument("--jobs", type=int, default=2, help="kernels at once (not with hiprtc)")
     options.add_argument("--cache", type=Path, help="a folder of what was compiled before")
@@ -142,6 +153,8 @@ def main() -> int:
     work = [(key, arch) for arch in asked.architectures for key in keys]
     if asked.sample:
         work = sample(keys, asked.architectures)
+    elif asked.first_whole:
+        work = first_whole(keys, asked.architectures)
     print(tools.name, flush=True)
     compile_, known = kept(tools, CodeCache(asked.cache, print))
     begin, found = time.perf_counter(), []
