@@ -82,7 +82,7 @@ DEV void float_tile(const u8* row, Tile& tile, int count, int columns, int j, fl
 }
 
 #ifdef KERNEL_prompt_linear
-KERNEL(256)
+ROOMY(256, 2)
 prompt_linear(const u8* weight, const u8* x, float* out, const float* bias, i64 stride, int tokens,
               int rows, int columns) {
   follow();
