@@ -7,49 +7,12 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_core.plan.devices import Accelerator, Bulk, default_reserve
+from strata_core.plan.devices import Bulk, default_reserve
 from strata_core.plan.explain import does_not_fit, explain, plan_degradations
 from strata_core.plan.moving import Pace
-from strata_core.plan.plan import Plan, PlanRequest, Sizes, Tier, make_plan
-from strata_core.runtime import Device
+from strata_core.plan.plan import Plan, Tier, make_plan
 
-MIB = 1 << 20
-SIZES = Sizes(
-    dense=300 * MIB,
-    experts=2000 * MIB,
-    kv_position=MIB // 4,
-    workspace=20 * MIB,
-    count=1000,
-    embedding=100 * MIB,
-    small=10 * MIB,
-    helper_workspace=8 * MIB,
-)
-
-
-def device(index: int, mib: int) -> Device:
-    return Device(
-        index=index,
-        label=f"DEV{index}",
-        name="a device",
-        architecture="x",
-        total=mib * MIB,
-        units=1,
-        warp=32,
-    )
-
-
-def request(*mib: int, more: dict[str, object] | None = None, **asked: object) -> PlanRequest:
-    asked.setdefault("reserve", 0)
-    devices = tuple(device(i, size) for i, size in enumerate(mib))
-    values: dict[str, object] = {
-        "sizes": SIZES,
-        "ram": 8000 * MIB,
-        "ram_origin": "available",
-        "reserve": 0,
-        "trained": 1024,
-        "accelerator": Accelerator(devices=devices, **asked),
-    }
-    return PlanRequest(**{**values, **(more or {})})
+from .device_requests import MIB, SIZES, request
 
 
 def tier(plan: Plan, name: str) -> Tier:
