@@ -67,7 +67,7 @@ class RuntimeBase:
 
     def make(self) -> Runtime:
         """A new runtime; the suite opens its contexts and closes it."""
-        raise NotImplementedError
+        raise NotImplementedError("a subclass of RuntimeSuite supplies make()")
 
     def add(self, x: int, y: int, count: int) -> Launch | None:
         """A launch that adds `count` float32 at device address `y` to those at `x`.
