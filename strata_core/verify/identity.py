@@ -138,16 +138,22 @@ def prompts_of(vocabulary: int, context: int, *, long: bool = False) -> tuple[Pr
     return tuple(found)
 
 
+def never() -> bool:
+    """No end of the time: what `run` asks where there is no limit."""
+    return False
+
+
 def run(
     model: str | Path,
     settings: Settings,
     prompts: Sequence[Prompt],
     progress: Progress | None = None,
-    until: float | None = None,
+    late: Callable[[], bool] = never,
 ) -> Run:
     """Load the model once and continue every prompt. Raises StrataError.
 
-    After the time `until` (of `time.monotonic`) the running request is cancelled and _Late raised.
+    Once `late()` is true, which is asked at every token, the running request is cancelled and _Late
+    raised.
     """
     began = time.perf_counter()
     answers = {}
@@ -163,7 +169,7 @@ def run(
             )
             done = None
             for event in events:
-                if until is not None and time.monotonic() > until:
+                if late():
                     raise _Late
                 done = event
             assert isinstance(done, Finished), "a request that does not fail ends so"
@@ -293,16 +299,18 @@ def prove(
     seconds: float | None = None,
     progress: Progress | None = None,
     on_row: Callable[[Outcome], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Run, list[Outcome]]:
     """The CPU backend's run, and the outcome of each way, in order.
 
-    After `seconds` in all no further way is begun, and the one that runs is given up; None: no
-    limit. `on_row` sees each outcome when it is there. Raises the StrataError of the reference: an
-    error of a way is a row of the table.
+    After `seconds` of `clock` in all no further way is begun, and the one that runs is given up;
+    None: no limit. `on_row` sees each outcome when it is there. Raises the StrataError of the
+    reference: an error of a way is a row of the table.
     """
-    until = None if seconds is None else time.monotonic() + seconds
+    began = clock()
+    late = never if seconds is None else lambda: clock() - began > seconds
     try:
-        expected = run(asked.model, asked.reference, asked.prompts, progress, until)
+        expected = run(asked.model, asked.reference, asked.prompts, progress, late)
     except _Late:
         raise StrataError(
             f"backend {REFERENCE} did not end within {seconds:g} s",
@@ -310,7 +318,7 @@ def prove(
             "give it more time with --time-limit",
         ) from None
     outcomes = []
-    for outcome in _outcomes(asked, ways, expected, until, progress):
+    for outcome in _outcomes(asked, ways, expected, late, progress):
         outcomes.append(outcome)
         if on_row is not None:
             on_row(outcome)
@@ -321,18 +329,22 @@ def _outcomes(
     asked: Subject,
     ways: Collection[Way],
     expected: Run,
-    until: float | None,
+    late: Callable[[], bool],
     progress: Progress | None,
 ) -> Iterator[Outcome]:
     for way in ways:
-        if until is not None and time.monotonic() > until:
+        if late():
             yield Outcome(way=way, verdict="skipped", note="the time was over before its turn")
             continue
-        yield _outcome(asked, way, expected, until, progress)
+        yield _outcome(asked, way, expected, late, progress)
 
 
 def _outcome(
-    asked: Subject, way: Way, expected: Run, until: float | None, progress: Progress | None
+    asked: Subject,
+    way: Way,
+    expected: Run,
+    late: Callable[[], bool],
+    progress: Progress | None,
 ) -> Outcome:
     """One way's row; nothing that a run raises gets out, except what ends the process.
 
@@ -349,7 +361,7 @@ def _outcome(
     except Exception as error:  # noqa: BLE001 - an error in a way is a row of the table
         return Outcome(way=way, verdict="failed", note=_said(error))
     try:
-        found = run(asked.model, settings, asked.prompts, progress, until)
+        found = run(asked.model, settings, asked.prompts, progress, late)
     except _Late:
         return Outcome(way=way, verdict="skipped", note="it did not end in the time there was")
     except Exception as error:  # noqa: BLE001 - an error in a way is a row of the table

@@ -222,19 +222,56 @@ def test_what_does_not_fit_is_left_out_with_the_reason(tmp_path: Path) -> None:
     assert "vram0 (SIM0) is short by" in rows["all"].note
 
 
-def test_the_time_is_kept(model: Path) -> None:
-    with pytest.raises(StrataError, match="did not end within") as caught:
-        proven(model, resolve({}, {}), seconds=1e-9)
+class Clock:
+    """A clock that stands still but for what a test adds to it."""
+
+    def __init__(self) -> None:
+        self.now, self.asked, self.runs_out_after = 0.0, 0, -1
+
+    def __call__(self) -> float:
+        self.asked += 1
+        if self.asked == self.runs_out_after:
+            self.now += 100.0
+        return self.now
+
+
+ARENA = Way(place="arena", cache="", options={"source": "arena"})
+
+
+def test_a_reference_that_takes_too_long_is_an_error(model: Path) -> None:
+    clock = Clock()
+    clock.runs_out_after = 2
+    with pytest.raises(StrataError, match="did not end within 3 s") as caught:
+        proven(model, resolve({}, {}), seconds=3.0, clock=clock)
     assert "--time-limit" in caught.value.remedy
+
+
+def test_no_way_begins_after_the_time(model: Path) -> None:
     found = subject(model, model, resolve({}, {}))
-    seen: list[Outcome] = []
-    slow = [Way(place="arena", cache="", options={"source": "arena"})] * 40
-    _, rows = prove(found, slow, seconds=1.0, on_row=seen.append)
+    clock, seen = Clock(), []
+
+    def on_row(row: Outcome) -> None:
+        seen.append(row)
+        if len(seen) == 2:
+            clock.now += 100.0
+
+    _, rows = prove(found, [ARENA] * 4, seconds=3.0, on_row=on_row, clock=clock)
     assert rows == seen
-    verdicts = [row.verdict for row in rows]
-    assert verdicts == sorted(verdicts), "equal first, then skipped"
-    assert verdicts[-1] == "skipped"
-    assert "time" in rows[-1].note
+    assert [row.verdict for row in rows] == ["equal", "equal", "skipped", "skipped"]
+    assert rows[-1].note == "the time was over before its turn"
+
+
+def test_the_way_that_runs_when_the_time_is_over_is_given_up(model: Path) -> None:
+    found = subject(model, model, resolve({}, {}))
+    clock = Clock()
+
+    def on_row(row: Outcome) -> None:
+        clock.runs_out_after = clock.asked + 3  # 1 before the next way, then one at every token
+
+    _, rows = prove(found, [ARENA] * 3, seconds=3.0, on_row=on_row, clock=clock)
+    assert [row.verdict for row in rows] == ["equal", "skipped", "skipped"]
+    assert rows[1].note == "it did not end in the time there was"
+    assert rows[2].note == "the time was over before its turn"
 
 
 @pytest.mark.parametrize("form", ["pack", "hub"])
