@@ -18,7 +18,7 @@ def expected(tmp_path_factory):
         [sys.executable, "-m", "strata_core", "generate", *ASKED, "--backend", "cpu"],
         capture_output=True,
         check=True,
-        timeout=120,
+        timeout=240,
     )
     return json.loads(done.stdout)
 

@@ -104,7 +104,7 @@ def test_workers_sleep_when_idle_and_wake_for_the_next_round(compiler, code):
         for turn in range(1, 6):
             pool.run(schedule)
             assert (cells == turn).all()
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 120
             while pool.asleep() < 2 and time.monotonic() < deadline:
                 time.sleep(0.002)
             assert pool.asleep() == 2
@@ -132,7 +132,7 @@ def test_rounds_that_begin_while_workers_fall_asleep(compiler, code):
 
     worker = threading.Thread(target=hammer, daemon=True)
     worker.start()
-    worker.join(60)
+    worker.join(120)
     assert done.is_set()
     pool.close()
     assert (cells == 900).all()
@@ -186,11 +186,12 @@ def test_an_empty_round_and_closing_twice(compiler):
 
 
 def test_workers_end_with_close(compiler):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     pool = Pool(compiler, 4)
-    assert threading.active_count() == before + 3
+    begun = set(threading.enumerate()) - before
+    assert len(begun) == 3
     pool.close()
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in begun)
 
 
 HAMMER = """
@@ -222,7 +223,7 @@ def test_nobody_looks_at_a_schedule_once_its_round_is_over(cache):
         [sys.executable, "-c", HAMMER, str(cache)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "done 1\n"), done.stderr[-2000:]

@@ -219,7 +219,7 @@ def test_slices_may_be_filled_while_others_register(bench) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     region = loan.region()
     assert [bytes_at(region.address + cut, LAYER).min() for cut in CUTS] == [1, 2, 3, 4, 5]
     assert len(pinned(region)) == 3

@@ -91,7 +91,9 @@ def emit_wait(module: ir.Module, target: Target) -> None:
                 now = _now(e, a.clock, a.clock_id, windows=windows)
                 with e.when(start.get().compare("==", 0)):
                     start.set(now)
-                with e.when((now - start.get()) > a.bound):
+                # a number that came while this thread was held up has come in time
+                missing = e.load_acquire(a.word).compare("!=", wanted)
+                with e.when(((now - start.get()) > a.bound) & missing):
                     _fail(e, a.failure, TIMED_OUT, a.label)
             long = (looks.get() > SPINS) & a.give_way.compare("!=", 0)
             with e.when(long):

@@ -285,8 +285,11 @@ class DeviceExecutor:
             try:
                 runtime.record(event, stream)
                 limit = time.monotonic() + self._maker.hand.bound
-                while not runtime.finished(event):
-                    if time.monotonic() > limit:
+                while True:
+                    late = time.monotonic() > limit
+                    if runtime.finished(event):
+                        break
+                    if late:
                         raise EngineError(
                             f"{runtime.label}{device} is still busy with a round that failed",
                             f"it did not come to an end within {self._maker.hand.bound:g} s",
