@@ -8,13 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from strata_core.kernels.cpu.hand_over import (
-    LAUNCH_FAILED,
-    NO_FAILURE,
-    TIMED_OUT,
-    Clock,
-    host_clock,
-)
+from strata_core.kernels.cpu.clock import Clock, host_clock
+from strata_core.kernels.cpu.hand_over import LAUNCH_FAILED, NO_FAILURE, TIMED_OUT
 from strata_core.kernels.cpu.jit import Compiler
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.pool import Phase, Pool, Schedule, StepCall, yield_function

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from strata_core.errors import EngineError
+from strata_core.kernels.cpu import pool as pools
 from strata_core.kernels.cpu.emit import F32, I64
 from strata_core.kernels.cpu.jit import Compiler
 from strata_core.kernels.cpu.pool import Phase, Pool, Schedule, StepCall
@@ -113,6 +114,30 @@ def test_workers_sleep_when_idle_and_wake_for_the_next_round(compiler, code):
             assert time.process_time() - before < 0.04
     finally:
         pool.close()
+
+
+def test_workers_that_rarely_get_the_processor_fall_asleep_as_soon(compiler, code, monkeypatch):
+    """As on a busy machine, where to give the processor away is to wait for long."""
+    yields = []
+
+    def give_way():
+        yields.append(time.sleep(0.01))
+        return 0
+
+    slow = ctypes.CFUNCTYPE(ctypes.c_int)(give_way)
+    address = ctypes.cast(slow, ctypes.c_void_p).value
+    monkeypatch.setattr(pools, "yield_function", lambda: address)
+    work, cells = Work(code), np.zeros(4, np.int64)
+    pool = Pool(compiler, 2)
+    try:
+        pool.run(Schedule.of([Phase((work.step("count", 4, cells),), side_by_side=True)]))
+        begin = len(yields)
+        while pool.asleep() < 1:
+            time.sleep(0.001)
+        assert len(yields) - begin < 10
+    finally:
+        pool.close()
+    assert cells.tolist() == [1] * 4
 
 
 def test_rounds_that_begin_while_workers_fall_asleep(compiler, code):
