@@ -196,6 +196,11 @@ class Model:
             return self._running.backend.capabilities
 
     @property
+    def context(self) -> int:
+        """How many tokens a request has room for, its prompt's included."""
+        return self._running.engine.limits.context
+
+    @property
     def kv_type(self) -> str:
         """Type of the stored keys and values."""
         return self._running.engine.limits.kv_type
