@@ -16,13 +16,16 @@ from strata_core.cache.slots import SlotClass, SlotPool
 from strata_core.interfaces import Expert
 
 WAVE = 16
-"""Experts that are on their way to a device at once, while as many are being computed."""
+"""Experts that are computed together, and copied before that."""
+
+AHEAD = 2
+"""Layers whose experts are on their way to a device while earlier ones are computed."""
 
 LEAST = 4
 """A cache with fewer slots lends none."""
 
 OWN_WAVE = 8
-"""As WAVE, of the buffers that are taken where a cache has nothing to lend."""
+"""As WAVE, of the fewest buffers that are taken where a cache has nothing to lend."""
 
 
 @frozen
@@ -33,8 +36,30 @@ class Loan:
     experts: tuple[Expert, ...] = ()
 
 
-def lend(pool: SlotPool | None, nbytes: int, vacated: Collection[int] = ()) -> Loan:
-    """At most two waves of buffers of `nbytes`, from the end of each class, large slots first.
+def wanted_buffers(outside: int, layers: int) -> int:
+    """Buffers for the experts of the next layers that no slot holds, and the wave that is computed.
+
+    `outside` are those of all `layers` together.
+    """
+    each = -(-outside // max(1, layers))
+    return max(2 * WAVE, AHEAD * each + WAVE)
+
+
+def lendable(cached: int, total: int, layers: int) -> int:
+    """Slots of the largest size that a cache of `cached` of all experts lends at most.
+
+    Half of them: what is lent has to be brought as well, once a chunk and once behind the prompt.
+    """
+    if cached < LEAST or cached >= total:
+        return 0
+    most = max(2 * OWN_WAVE, cached // 2)
+    return min(cached, most, wanted_buffers(total - cached, layers))
+
+
+def lend(
+    pool: SlotPool | None, nbytes: int, most: int = 2 * WAVE, vacated: Collection[int] = ()
+) -> Loan:
+    """At most `most` buffers of `nbytes`, from the end of each class, large slots first.
 
     Slots that hold an expert and follow each other are one piece, from which buffers are cut
     whatever the slots' own size is. So are those at the addresses `vacated`, which nobody else
@@ -48,7 +73,7 @@ def lend(pool: SlotPool | None, nbytes: int, vacated: Collection[int] = ()) -> L
     experts: list[Expert] = []
     for each in sorted(pool.classes, key=lambda c: -c.nbytes):
         for run in _runs(each, usable):
-            left = 2 * WAVE - len(buffers)
+            left = most - len(buffers)
             count = min(left, len(run) * each.nbytes // nbytes)
             slots = run[: -(-count * nbytes // each.nbytes)]
             buffers += [slots[-1] + n * nbytes for n in range(count)]
@@ -69,11 +94,13 @@ def _runs(each: SlotClass, usable: Collection[int]) -> Iterator[list[int]]:
         yield run
 
 
-def own_buffers(cached: int, experts: int, layers: int) -> int:
+def own_buffers(cached: int, experts: int, layers: int, room: int) -> int:
     """Buffers to take for prompts beside a cache of `cached` of all experts; 0 where it lends.
 
-    `experts` are those of each of `layers` layers.
+    `experts` are those of each of `layers` layers; `room` is how many buffers may be taken to be
+    ahead of the device. Two small waves are taken in any case.
     """
     if cached >= min(LEAST, experts * layers):
         return 0
-    return 2 * min(OWN_WAVE, experts)
+    wanted = min(wanted_buffers(experts * layers - cached, layers), experts * layers)
+    return max(2 * min(OWN_WAVE, experts), min(room, wanted))

@@ -76,6 +76,8 @@ def device_sizes(
     )
     exchange, prompts = Exchange.plan(shape), prompt_model(model, limits.tokens)
     largest = max((layout.nbytes for layout in layouts.values()), default=0)
+    each, chunk = max(map(slot_bytes, layouts.values()), default=0), prompt_regions(prompts).nbytes
+    own = own_buffers(0, experts, len(layouts), chunk // max(1, each))
     floats, lone = float_weights(program), lone_embedding(program)
     dense = Regions()
     for weight, stored in weights.items():
@@ -87,9 +89,8 @@ def device_sizes(
         workspace=main_regions(model, exchange).nbytes,
         helper_workspace=helper_regions(model).nbytes,
         small=exchange.nbytes + prompt_exchange(prompts).nbytes + BUFFERS * staging_bytes(largest),
-        prompt=prompt_regions(prompts).nbytes,
-        prompt_buffers=own_buffers(0, experts, len(layouts))
-        * max(map(slot_bytes, layouts.values()), default=0),
+        prompt=chunk,
+        prompt_buffers=own * each,
         chunk=limits.tokens,
         lends=LEAST,
         table=cells_bytes(model),
