@@ -119,42 +119,48 @@ def command_object(
         lengths = {"prompt": prompt, "decode": decode, "repeats": repeats, "seed": seed}
         compare(invocation, model, lengths, wanted)
         return
-    console = invocation.console
     with loaded(invocation, model, max_context=context) as running:
         bench = _bench(running, prompt, decode, repeats, seed)
-        progress = console.progress()
-        progress.begin("bench", bench.runs, "runs")
-        started = time.perf_counter()
-        try:
-            measured = bench.measure(_generate(running), on_run=progress.reach)
-        finally:
-            progress.close()
-        took = time.perf_counter() - started
-        chunks: list[Mapping[str, Any]] = []
-        if timed is not None:
-            chunks = timed_prompt(running, timed, bench.ids("prompt", 0), _generate(running))
-        machine = _machine(running)
-        console.text(_text(machine, measured))
-        if chunks:
-            console.text(timeline_text(chunks))
-        console.document(
-            {
-                "model": model,
-                **_figures(bench, measured),
-                "context": context,
-                "kv": running.kv_type,
-                "machine": machine,
-                **facts(running),
-                "timings": _timings(running, measured, took),
-                **({"timeline": chunks} if chunks else {}),
-            }
-        )
-        console.note(
-            f"loaded in {running.timings['load_s']:.2f} s; ids of seed {seed}; "
-            f"{chosen(running.selections)}"
-        )
-        for line in notes(running):
-            console.note(line)
+        _show(invocation, model, running, bench, timed)
+
+
+def _show(
+    invocation: Invocation, name: str, model: Model, bench: Bench, timed: Path | None
+) -> None:
+    """Run everything, and show the figures."""
+    console, progress = invocation.console, invocation.console.progress()
+    progress.begin("bench", bench.runs, "runs")
+    started = time.perf_counter()
+    try:
+        measured = bench.measure(_generate(model), on_run=progress.reach)
+    finally:
+        progress.close()
+    took = time.perf_counter() - started
+    chunks: list[Mapping[str, Any]] = []
+    if timed is not None:
+        chunks = timed_prompt(model, timed, bench.ids("prompt", 0), _generate(model))
+    machine = _machine(model)
+    console.text(_text(machine, measured))
+    if chunks:
+        console.text(timeline_text(chunks))
+    console.document(
+        {
+            "model": name,
+            **_figures(bench, measured),
+            "context": model.plan.context,
+            "kv": model.kv_type,
+            "machine": machine,
+            **facts(model),
+            "timings": _timings(model, measured, took),
+            **({"timeline": chunks} if chunks else {}),
+        }
+    )
+    console.note(
+        f"loaded in {model.timings['load_s']:.2f} s; ids of seed {bench.seed}; "
+        f"{chosen(model.selections)}"
+    )
+    for line in notes(model):
+        console.note(line)
 
 
 def _comparison(

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from strata_core.cache.lend import LEAST, OWN_WAVE, WAVE, lend, own_buffers
+from strata_core.cache.lend import lend
 from strata_core.cache.slots import SlotClass, SlotPool
 from strata_core.interfaces import Expert
 from strata_core.kernels.device.layout import WAVE as WAVE_LINE
 from strata_core.kernels.device.prompt_waves import Ring, asks_for_all, plan_waves
+from strata_core.plan.lending import LEAST, OWN_WAVE, WAVE, own_buffers
 
 
 def pool_of(*classes):

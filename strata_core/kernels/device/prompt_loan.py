@@ -12,7 +12,7 @@ from collections.abc import Callable
 from attrs import define, evolve, field
 
 from strata_core.abilities import AdaptiveSource, Move
-from strata_core.cache.lend import WAVE, Loan, lend
+from strata_core.cache.lend import Loan, lend
 from strata_core.cache.slots import SlotPool
 from strata_core.cache.stager import await_event
 from strata_core.errors import EngineError, StrataError
@@ -20,6 +20,7 @@ from strata_core.interfaces import Expert
 from strata_core.kernels.device.lost import Lost
 from strata_core.kernels.device.prompt_bring import Bringing
 from strata_core.kernels.device.prompt_waves import Ring
+from strata_core.plan.lending import WAVE
 
 
 @define(eq=False)

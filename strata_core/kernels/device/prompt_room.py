@@ -7,7 +7,7 @@ from functools import partial
 
 from attrs import define, field
 
-from strata_core.cache.lend import WAVE, lend, lendable, own_buffers
+from strata_core.cache.lend import lend
 from strata_core.cache.slots import SlotPool, slot_bytes
 from strata_core.cache.stager import Stager
 from strata_core.cache.staging import Staging
@@ -30,6 +30,7 @@ from strata_core.kernels.device.segments import Places
 from strata_core.kernels.device.workspace import Model
 from strata_core.kernels.program import Weight
 from strata_core.memory.held import Held, undo_all
+from strata_core.plan.lending import WAVE, lendable, own_buffers
 
 
 @define(eq=False)

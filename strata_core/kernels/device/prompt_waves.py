@@ -9,8 +9,8 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from strata_core.cache.lend import WAVE
 from strata_core.interfaces import BlobLayout, Expert
+from strata_core.plan.lending import WAVE
 
 COVERED = 4
 """From so many entries for each expert of a layer on, a chunk is taken to ask for all of them."""

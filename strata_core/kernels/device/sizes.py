@@ -7,7 +7,6 @@ from math import prod
 
 from attrs import frozen
 
-from strata_core.cache.lend import LEAST, own_buffers
 from strata_core.cache.slots import slot_bytes
 from strata_core.cache.staging import BUFFERS, staging_bytes
 from strata_core.cache.swaps import buffer_bytes
@@ -24,6 +23,7 @@ from strata_core.kernels.device.prompt_lower import (
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.workspace import Model, cells_bytes, helper_regions, main_regions
 from strata_core.kernels.program import Program, Weight
+from strata_core.plan.lending import LEAST, own_buffers
 
 
 @frozen(kw_only=True)
