@@ -31,8 +31,9 @@ def lendable(cached: int, total: int, layers: int) -> int:
     """Slots of the largest size that a cache of `cached` of all experts lends at most.
 
     Half of them: what is lent has to be brought as well, once a chunk and once behind the prompt.
+    None where nothing is known of the layers.
     """
-    if cached < LEAST or cached >= total:
+    if cached < LEAST or cached >= total or not layers:
         return 0
     most = max(2 * OWN_WAVE, cached // 2)
     return min(cached, most, wanted_buffers(total - cached, layers))

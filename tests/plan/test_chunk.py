@@ -101,9 +101,7 @@ def test_what_is_not_page_locked_comes_more_slowly() -> None:
         assert found is not None
         return found.copy_s
 
-    locked, half, none = (
-        seconds("arena", most) for most in (None, wanted.sizes.experts // 2, 0)
-    )
+    locked, half, none = (seconds("arena", most) for most in (None, wanted.sizes.experts // 2, 0))
     assert half == pytest.approx((locked + none) / 2, rel=1e-3)
     assert none == pytest.approx(locked * 50 / 7)
     assert seconds("mmap", None) > none
