@@ -56,14 +56,14 @@ class Stager:
     events: tuple[int, ...]
     experts: int = field(default=0, init=False)
     nbytes: int = field(default=0, init=False)
+    _pausing: bool = field(init=False)
     _turn: int = field(default=0, init=False)
     _held: list[Expert] = field(factory=list, init=False)
     _earlier: tuple[int, list[Expert]] | None = field(default=None, init=False)
 
-    @property
-    def pausing(self) -> bool:
-        """Whether experts are held while they are copied."""
-        return not isinstance(self.source, StableSource)
+    def __attrs_post_init__(self) -> None:
+        # asked once: a protocol's isinstance takes longer than all else that an expert costs
+        self._pausing = not isinstance(self.source, StableSource)
 
     def begin(self, layer: int, experts: Sequence[int]) -> None:
         """Tell the source which experts of a layer come next; it may read ahead."""
@@ -78,7 +78,7 @@ class Stager:
             self._copy(layout, view, target)
         else:
             self._by_ring(expert, layout, view, target)
-        if not self.pausing:
+        if not self._pausing:
             self._release(self._held)
         self.experts += 1
         self.nbytes += layout.nbytes
