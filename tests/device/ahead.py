@@ -2,10 +2,10 @@
 
     python tests/device/ahead.py
 
-Two streams, as `kernels/device/prompt_bring.py` orders them: a wave's copies wait until its part of
-the ring is free, its launches until the part is filled. The shape is 30B-A3B's in Q4_K (48 layers of
-128 experts of 2.64 MiB, a link of 52 GB/s), the operations those of `predict.py`: 0.264 s a chunk of
-4096 tokens, of which experts take 3.5 of 5.5 ms a layer.
+Two streams, as `kernels/device/prompt_bring.py` orders them: a wave's copies wait until its part
+of the ring is free, its launches until the part is filled. The shape is 30B-A3B's in Q4_K (48
+layers of 128 experts of 2.64 MiB, a link of 52 GB/s), the operations those of `predict.py`: 0.264 s
+a chunk of 4096 tokens, of which experts take 3.5 of 5.5 ms a layer.
 """
 
 from __future__ import annotations
