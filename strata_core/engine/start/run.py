@@ -102,6 +102,9 @@ class DeviceStart:
     def _small_pins(self, _devices: Sequence[int]) -> None:
         self._placement.take_small_pins()
 
+    def _self_test(self, devices: Sequence[int]) -> None:
+        self._placement.test_lanes(devices)
+
     def _dense(self, _devices: Sequence[int]) -> None:
         self._placement.place_dense()
 
@@ -188,6 +191,7 @@ class DeviceStart:
 _STEPS: dict[Phase, Callable[[DeviceStart, Sequence[int]], None]] = {
     "contexts": DeviceStart._contexts,  # noqa: SLF001 - the class's own table of phases
     "small pins": DeviceStart._small_pins,  # noqa: SLF001
+    "self-test": DeviceStart._self_test,  # noqa: SLF001
     "dense weights": DeviceStart._dense,  # noqa: SLF001
     "embedding": DeviceStart._embedding,  # noqa: SLF001
     "slots": DeviceStart._slots,  # noqa: SLF001
