@@ -145,9 +145,14 @@ class PinsLittle(Lens):
 
     def __init__(self, inner: Any, budget: int = 1 << 30, context: int = 64 * MIB) -> None:
         super().__init__(inner)
-        self._left, self._context = budget, context
+        self._budget, self._left, self._context = budget, budget, context
         self._held: dict[int, int] = {}
         self._opened: set[int] = set()
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the budget that are in use."""
+        return self._budget - self._left
 
     def open_context(self, device: int) -> None:
         """Open it, out of the budget."""
