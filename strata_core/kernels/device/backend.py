@@ -180,7 +180,8 @@ class DeviceBackend:
         try:
             progress.start("compiling kernels", 0)
             executor.prepare_first()
-            self._exact &= placement.tests.exact and self._host_lane_is_exact(placement)
+            self._exact &= placement.tests.exact
+            self._exact &= self._host_lane_is_exact(placement)
         except BaseException:
             with suppress(StrataError):
                 executor.close()
