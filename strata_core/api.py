@@ -24,6 +24,7 @@ from strata_core.checkpoint.own_files import refuse_own_file
 from strata_core.config import Settings, resolve_arguments
 from strata_core.engine.assemble import Running, start
 from strata_core.engine.beside import PlanBeside, plan_beside
+from strata_core.engine.ending import closing
 from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits, Shutdown, Submit
 from strata_core.engine.perplexity import Perplexity, perplexity
 from strata_core.engine.prepare import Prepared, prepare
@@ -294,7 +295,7 @@ class Model:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        closing(self.close)(kind, error, trace)
 
 
 def _halt(running: Running) -> bool:
