@@ -10,9 +10,9 @@ of the cache too), `memcheck` and `racecheck` (compute-sanitizer over a tiny mod
 mode), `closeness` (logits against the given oracle), `refusals` (page-locking that is refused),
 `failures` (memory that runs out, interrupts, lost contexts), `two logical` (a helper on the same
 device), `memory` (page-locking's rates and bytes), `hip` (the HIP plugin on this device, where
-hip-python is installed).
-Several run at once, but those that take or measure all of the device. What each says goes to FOLDER/NAME.log; the summary has its last line. Begins
-nothing after --seconds, and ends what still runs. Leaves with 1 where anything failed or was left.
+hip-python is installed). Several run at once, but those that take or measure all of the device.
+What each says goes to FOLDER/NAME.log; the summary has its last line. Begins nothing after
+--seconds, and ends what still runs. Leaves with 1 where anything failed or was left.
 
 `--backend sim` tries all of it that needs no device.
 """
