@@ -162,6 +162,7 @@ FUNCTIONS = {
     "hipEventDestroy": ((), (P,)),
     "hipEventRecord": ((), (P, P)),
     "hipEventQuery": ((), (P,)),
+    "hipEventElapsedTime": ((ctypes.c_float,), (P, P)),
     "hipMemcpyAsync": ((), (P, P, N, D, P)),
     "hipMemsetAsync": ((), (P, D, N, P)),
     "hipStreamBeginCapture": ((), (P, D)),
