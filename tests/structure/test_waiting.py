@@ -34,7 +34,23 @@ FILES = sorted(
 )
 
 
-def number(node: ast.expr | None) -> float | None:
+Names = dict[str, float]
+
+
+def named(tree: ast.Module) -> Names:
+    """The module's names that stand for a number."""
+    return {
+        target.id: value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and (value := number(node.value, {})) is not None
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def number(node: ast.expr | None, names: Names) -> float | None:
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
     found = node.value if isinstance(node, ast.Constant) else None
     return float(found) if isinstance(found, int | float) else None
 
@@ -50,7 +66,7 @@ def reads_a_wall_clock(node: ast.AST) -> bool:
     )
 
 
-def asserted(node: ast.Assert) -> Iterator[str]:
+def asserted(node: ast.Assert, names: Names) -> Iterator[str]:
     """Comparisons of a wall clock's difference with a small upper bound."""
     for inner in ast.walk(node.test):
         if not isinstance(inner, ast.Compare):
@@ -59,29 +75,30 @@ def asserted(node: ast.Assert) -> Iterator[str]:
         for kind, (left, right) in zip(inner.ops, pairwise(sides), strict=True):
             if isinstance(kind, ast.Gt | ast.GtE):
                 left, right = right, left
-            most = number(right)
+            most = number(right, names)
             if most is not None and most < GENEROUS and reads_a_wall_clock(left):
                 yield f"asserts that something takes less than {most:g} s of a wall clock"
 
 
-def awaited(node: ast.Call) -> Iterator[str]:
+def awaited(node: ast.Call, names: Names) -> Iterator[str]:
     """Time-outs that a busy machine may come to."""
-    bounds = [number(word.value) for word in node.keywords if word.arg == "timeout"]
+    bounds = [number(word.value, names) for word in node.keywords if word.arg == "timeout"]
     name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
     if name == "join" and len(node.args) == 1:
-        bounds.append(number(node.args[0]))
+        bounds.append(number(node.args[0], names))
     for bound in bounds:
         if bound is not None and 0 < bound < GENEROUS:
             yield f"waits for {bound:g} s at most"
 
 
 def found(source: str) -> list[str]:
-    told = []
-    for node in ast.walk(ast.parse(source)):
+    told, tree = [], ast.parse(source)
+    names = named(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
-            told += [f"line {node.lineno} {what}" for what in asserted(node)]
+            told += [f"line {node.lineno} {what}" for what in asserted(node, names)]
         if isinstance(node, ast.Call):
-            told += [f"line {node.lineno} {what}" for what in awaited(node)]
+            told += [f"line {node.lineno} {what}" for what in awaited(node, names)]
     return told
 
 
@@ -91,6 +108,8 @@ def found(source: str) -> list[str]:
         ("assert time.monotonic() - begin < 5", 1),
         ("assert 0.04 < time.perf_counter() - begin < 10", 1),
         ("assert 5 > time.time() - begin", 1),
+        ("QUICK = 5.0\ndef f():\n    assert time.monotonic() - begin < QUICK", 1),
+        ("WAIT = 20\nqueue.get(timeout=WAIT)\nthread.join(WAIT)", 2),
         ("assert time.monotonic() - begin >= 0.1", 0),
         ("assert time.thread_time() - begin < 2", 0),
         ("assert time.monotonic() - begin < 60", 0),
