@@ -24,6 +24,7 @@ from strata_core.checkpoint.own_files import refuse_own_file
 from strata_core.config import Settings, resolve_arguments
 from strata_core.engine.assemble import Running, start
 from strata_core.engine.beside import PlanBeside, plan_beside
+from strata_core.engine.ending import closing
 from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits, Shutdown, Submit
 from strata_core.engine.perplexity import Perplexity, perplexity
 from strata_core.engine.prepare import Prepared, prepare
@@ -196,6 +197,11 @@ class Model:
             return self._running.backend.capabilities
 
     @property
+    def context(self) -> int:
+        """How many tokens a request has room for, its prompt's included."""
+        return self._running.engine.limits.context
+
+    @property
     def kv_type(self) -> str:
         """Type of the stored keys and values."""
         return self._running.engine.limits.kv_type
@@ -289,7 +295,7 @@ class Model:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        closing(self.close)(kind, error, trace)
 
 
 def _halt(running: Running) -> bool:

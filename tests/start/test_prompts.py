@@ -195,7 +195,7 @@ def test_a_prompt_that_is_cancelled_leaves_the_next_one_right(expected) -> None:
             events.put(event)
 
         engine.send(Submit(request="long", prompt=IDS, max_tokens=3), receive)
-        while not isinstance(event := events.get(timeout=20), Finished):
+        while not isinstance(event := events.get(timeout=120), Finished):
             pass
         assert event.reason == "cancelled"
         *_, done = model.generate([5, 9, 3], max_tokens=2, ignore_eos=True)

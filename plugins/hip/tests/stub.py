@@ -38,7 +38,7 @@ def build(folder: Path, *options: str, name: str = "libamdhip64.so") -> Path:
     library = folder / "lib" / name
     library.parent.mkdir(parents=True, exist_ok=True)
     command = [compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Werror", *options]
-    subprocess.run([*command, "-o", str(library), str(SOURCE)], check=True, timeout=60)
+    subprocess.run([*command, "-o", str(library), str(SOURCE)], check=True, timeout=240)
     (library.parent / "libhiprtc.so").symlink_to(library.name)
     return folder
 

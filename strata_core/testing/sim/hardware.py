@@ -68,11 +68,19 @@ class SimFaults:
     A verb that can be refused raises Refused, any other DeviceError; what it was to do is not done
     and the error stays pending. Two of them fail in their own way: a call through `graph_launcher`
     returns nonzero, and `close` frees everything before it raises.
+
+    `lose`: with that call a kernel goes wrong, as where it reads an illegal address, and the
+    devices are lost: the call fails, and after it every verb but `take_error` and `close`.
     """
 
     refuse: Mapping[str, int | Collection[int]] = field(factory=dict, validator=_known)
+    lose: Mapping[str, int] = field(factory=dict, validator=_known)
 
     def hits(self, verb: str, call: int) -> bool:
         """Whether the `call`-th call of `verb` is to fail."""
         chosen = self.refuse.get(verb, ())
         return call == chosen if isinstance(chosen, int) else call in chosen
+
+    def loses(self, verb: str, call: int) -> bool:
+        """Whether the devices are lost with the `call`-th call of `verb`."""
+        return self.lose.get(verb) == call
