@@ -23,7 +23,7 @@ from strata_core.memory.address import bytes_at
 from strata_core.runtime import Runtime
 
 COPIERS = 4
-"""Threads that copy an expert out of memory that no copy engine reads: one is slower than a link."""
+"""Threads that copy experts out of memory that no copy engine reads: one is slower than a link."""
 
 ALONE = 1 << 20
 """Bytes of an expert that one thread copies as fast as several."""
