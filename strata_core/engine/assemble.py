@@ -6,7 +6,7 @@ undoes the phases before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from strata_core.abilities import (
     CountingExecutor,
     CountingSource,
     SplittingExecutor,
+    TimingExecutor,
 )
 from strata_core.checkpoint.whole import WholeFiles
 from strata_core.config import cache_folder
@@ -101,6 +102,17 @@ class Running:
     def lanes(self) -> Mapping[str, Any] | None:
         """How misses are split between lanes; None where there is nothing to split."""
         return self.executor.lanes() if isinstance(self.executor, SplittingExecutor) else None
+
+    def time_prompts(self, *, on: bool) -> bool:
+        """Keep the times of prompts' chunks, or no longer; False where nobody can."""
+        if not isinstance(self.executor, TimingExecutor):
+            return False
+        self.executor.time_prompts(on=on)
+        return True
+
+    def prompt_times(self) -> Sequence[Mapping[str, Any]]:
+        """The times of the chunks since then."""
+        return self.executor.prompt_times() if isinstance(self.executor, TimingExecutor) else ()
 
     def close(self) -> None:
         """Free the executor, the source, the allocator and the backend, in this order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -300,8 +300,11 @@ class DeviceExecutor:
             try:
                 runtime.record(event, stream)
                 limit = time.monotonic() + self._maker.hand.bound
-                while not runtime.finished(event):
-                    if time.monotonic() > limit:
+                while True:
+                    late = time.monotonic() > limit
+                    if runtime.finished(event):
+                        break
+                    if late:
                         raise EngineError(
                             f"{runtime.label}{device} is still busy with a round that failed",
                             f"it did not come to an end within {self._maker.hand.bound:g} s",
@@ -347,6 +350,14 @@ class DeviceExecutor:
     def lanes(self) -> Mapping[str, Any]:
         """How misses are split between the link and the CPU, and the rates behind it."""
         return self._maker.split.as_json(self._model.shape.top_k)
+
+    def time_prompts(self, *, on: bool) -> None:
+        """Keep the times of prompts' chunks from now on, or no longer."""
+        self._prompts.time_chunks(on=on)
+
+    def prompt_times(self) -> Sequence[Mapping[str, Any]]:
+        """Copies, computing and waits of each chunk by layer, by the device's clock."""
+        return [chunk.as_json() for chunk in self._prompts.chunk_times()]
 
     def close(self) -> None:
         """Free graphs, buffers and slots; the pool and the device belong to the backend."""
