@@ -26,7 +26,7 @@ from code_object import usages
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import StrataError
 from strata_core.kernels.code_cache import CodeCache
-from strata_core.kernels.device.sources import source_of
+from strata_core.kernels.device.sources import FLOATS, source_of
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
@@ -102,6 +102,8 @@ def every_key() -> list[KernelKey]:
                 continue
             if name.endswith("gate_up") and not _together(*map(str, parameters)):
                 continue
+            if name.startswith("matrix_") and parameters[0] in FLOATS:
+                continue
             keys.append(KernelKey(name, parameters))
     return keys
 
@@ -114,8 +116,7 @@ def _choices(parameter: str) -> tuple[str | int, ...]:
 
 def _mixed(first: str, second: str, third: str) -> bool:
     """Types of q, k and v: the same, or v of another one; none of them floats."""
-    floats = {"F32", "F16", "BF16"}
-    if floats & {first, second, third} or first != second:
+    if FLOATS & {first, second, third} or first != second:
         return False
     return third == first or (first, third) in {("Q4_K", "Q6_K"), ("Q5_K", "Q6_K")}
 

@@ -87,13 +87,14 @@ class PromptRoom:
         """What computes prompts. `streams`: where the device computes, and one for copies."""
         runtime, (stream, copies) = self.held.runtime, streams
         events = tuple(self._new_event() for _ in staging.addresses)
+        facts = runtime.devices()[self.device]
         return PromptPath(
             runtime,
             self.device,
             stream,
             self.model,
             # its exchange is copied from and to, so that no kernel needs its alias
-            Places(self.regions, self.exchange, 0, weights),
+            Places(self.regions, self.exchange, 0, weights, facts.shared, facts.matrix),
             files,
             Stager(runtime, copies, source, staging, bound, events),
             pool,

@@ -39,7 +39,8 @@ class SimHardware:
     each range in a place of its own where the CPU finds nothing; or nowhere ("none").
     `link` is what the link of each device is said to move, in bytes a second; nothing waits for it.
     `refusal_line` is what the kernel logs when the budget runs out; a test gives the line of the
-    driver that it stands for.
+    driver that it stands for. `matrix`: whether devices say that they have matrix units, so that
+    prompts go by the kernels for these, whose host functions are the same.
     """
 
     vram: tuple[int, ...] = field(default=(8 * GIB,), validator=_positive)
@@ -48,6 +49,7 @@ class SimHardware:
     aliases: Aliases = "same"
     link: float = 25e9
     refusal_line: str = "sim: cannot pin host memory: -122"
+    matrix: bool = False
 
 
 def _known(_: object, __: object, refuse: Mapping[str, object]) -> None:

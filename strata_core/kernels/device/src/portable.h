@@ -169,6 +169,90 @@ DEV int dot4(int a, int b, int c) {
 }
 #endif
 
+// --- the same number, which the compiler does not know to be the same: what is made from it is made
+// anew here and not kept from before in registers that are scarce
+DEV int fresh(int v) {
+#if defined(STRATA_EMULATED)
+#elif defined(STRATA_HIP)
+  asm volatile("" : "+v"(v));
+#else
+  asm volatile("" : "+r"(v));
+#endif
+  return v;
+}
+
+// --- matrix units: a warp multiplies 16 rows of signed bytes by 8 columns of them. A fragment is what
+// a lane holds: with g = lane / 4 and t = lane % 4, of the rows word t of rows g and g + 8, of the
+// columns word t of column g, each a word of 16 bytes; of the result rows g and g + 8 of columns 2t
+// and 2t + 1. Every lane of the warp comes here.
+//
+// `matrices`: lane 8i + r says where row r of matrix i (16 bytes, aligned) begins, counted from `base`
+// in shared memory; out[i] is word t of row g of matrix i.
+// `multiply32`: a and b of 32 bytes a row, the second halves behind the first; `multiply16`: of 16.
+// The sums begin at `from`.
+#if defined(STRATA_EMULATED)
+#elif !defined(STRATA_HIP) && __CUDA_ARCH__ >= 750
+DEV void matrices(const u8* base, u32 at, u32* out) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"((u32)__cvta_generic_to_shared(base) + at)
+               : "memory");
+}
+#if __CUDA_ARCH__ >= 800
+DEV void multiply32(int* c, const u32* a, const u32* b, int from) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%10,%10,%10,%10};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(from));
+}
+DEV void multiply16(int* c, const u32* a, u32 b, int from) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+      "{%7,%7,%7,%7};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b), "r"(from));
+}
+#else
+DEV void multiply_eight(int* c, u32 a, u32 b) {
+  asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"
+      : "+r"(c[0]), "+r"(c[1])
+      : "r"(a), "r"(b));
+}
+DEV void multiply16(int* c, const u32* a, u32 b, int from) {
+  c[0] = c[1] = c[2] = c[3] = from;
+  multiply_eight(c, a[0], b), multiply_eight(c + 2, a[1], b);
+}
+DEV void multiply32(int* c, const u32* a, const u32* b, int from) {
+  multiply16(c, a, b[0], from);
+  multiply_eight(c, a[2], b[1]), multiply_eight(c + 2, a[3], b[1]);
+}
+#endif
+#else  // the same without such units, so that everything compiles everywhere; nothing chooses it
+DEV void matrices(const u8* base, u32 at, u32* out) {
+  int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    out[i] = *(const u32*)(base + LANE(at, 8 * i + lane / 4, 32) + lane % 4 * 4);
+}
+DEV void add_dots(int* c, const u32* a, u32 b) {
+  int g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    int upper = (int)LANE(a[0], 4 * g + k, 32), lower = (int)LANE(a[1], 4 * g + k, 32);
+    int first = (int)LANE(b, 8 * t + k, 32), second = (int)LANE(b, 8 * t + 4 + k, 32);
+    c[0] = dot4(upper, first, c[0]), c[1] = dot4(upper, second, c[1]);
+    c[2] = dot4(lower, first, c[2]), c[3] = dot4(lower, second, c[3]);
+  }
+}
+DEV void multiply16(int* c, const u32* a, u32 b, int from) {
+  c[0] = c[1] = c[2] = c[3] = from;
+  add_dots(c, a, b);
+}
+DEV void multiply32(int* c, const u32* a, const u32* b, int from) {
+  multiply16(c, a, b[0], from);
+  add_dots(c, a + 2, b[1]);
+}
+#endif
+
 // Bytes 4..7 of which the selector's nibbles choose four: what two words hold, byte by byte.
 #ifdef STRATA_HIP
 DEV u32 choose(u32 low, u32 high, u32 nibbles) {
