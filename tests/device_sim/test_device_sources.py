@@ -13,13 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "device_sources"))
 from host_build import HostBuild, host_compiler
 
 from strata_core.interfaces import Window
-from strata_core.kernels.device.prompt_table import ON_MATRIX_UNITS
+from strata_core.kernels.device.prompt_table import MATRIX_NAMES, ON_MATRIX_UNITS
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.testing.sim import SimHardware, SimRuntime
 from strata_core.testing.sim.args import pointers
 from strata_core.testing.sim.host_kernels import HostKernels
 
-MATRIX = {name for name, _ in ON_MATRIX_UNITS.values()}
 OPTIONS = {"expert_cache": 6}
 IDS = (np.arange(11) * 37 % 290 + 3).astype(np.int32)
 
@@ -77,9 +76,9 @@ def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
     for hardware in machines.values():
         found += logits(lab, checkpoint, build.runtime(hardware))
     assert {"gate_up", "down", "dispatch", "attention", *ON_MATRIX_UNITS} <= names[False]
-    assert not names[False] & MATRIX
+    assert not names[False] & MATRIX_NAMES
     # rows of floats (the router's) are multiplied as ever
-    assert {"prompt_linear", *MATRIX} <= names[True]
+    assert {"prompt_linear", *MATRIX_NAMES} <= names[True]
     assert not names[True] & {"prompt_gate_up", "prompt_down"}
     cpu = lab.cpu(checkpoint, ids=IDS)
     for each in found:

@@ -265,14 +265,19 @@ def prompt_cases(head_dims: tuple[int, ...] = (16, 64, 80, 128, 256, 264)) -> It
                 yield from prompt_attention_cases(kv, head_dim)
 
 
+def prompt_cases_of(type_name: str) -> Iterator[Case]:
+    """A type in every kernel that multiplies."""
+    yield from prompt_linear_cases(type_name)
+    yield from prompt_down_cases(type_name)
+    yield from prompt_expert_cases(type_name, type_name, type_name)
+    yield from prompt_ragged_cases(type_name)
+    if type_name in QUANTISED:
+        yield from prompt_extreme_cases(type_name)
+
+
 def prompt_product_cases() -> Iterator[Case]:
-    """Every type in every kernel that multiplies, and mixtures of types in experts."""
+    """Every type, and mixtures of types in experts."""
     for name in TYPES:
-        yield from prompt_linear_cases(name)
-        yield from prompt_down_cases(name)
-        yield from prompt_expert_cases(name, name, name)
-        yield from prompt_ragged_cases(name)
-        if name in QUANTISED:
-            yield from prompt_extreme_cases(name)
+        yield from prompt_cases_of(name)
     for mix in MIXES:
         yield from prompt_expert_cases(*mix)

@@ -186,7 +186,8 @@ PROMPT_KERNELS = (
 """Their part of the table."""
 
 
-_MATRIX_NAMES = frozenset(name for name, _ in ON_MATRIX_UNITS.values())
+MATRIX_NAMES = frozenset(name for name, _ in ON_MATRIX_UNITS.values())
+"""The kernels that only a device with matrix units has."""
 
 
 def multiplying(name: str, types: Iterable[str], *, matrix: bool) -> str:
@@ -202,6 +203,6 @@ def spread_of(name: str, tokens: int, entries: int, experts: int) -> int:
 
     Matrix units: a block a tile where experts are asked for alike.
     """
-    if name not in _MATRIX_NAMES:
+    if name not in MATRIX_NAMES:
         return PLAIN_SPREAD if tokens >= PLAIN_SPREAD_FROM else 1
     return max(1, min(MOST_SPREAD, -(-entries // (experts * MATRIX_TILE))))

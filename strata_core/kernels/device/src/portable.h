@@ -189,7 +189,7 @@ DEV int fresh(int v) {
 // `matrices`: lane 8i + r says where row r of matrix i (16 bytes, aligned) begins, counted from `base`
 // in shared memory; out[i] is word t of row g of matrix i.
 // `multiply32`: a and b of 32 bytes a row, the second halves behind the first; `multiply16`: of 16.
-// The sums begin at `from`.
+// The sums begin at `from`. Other devices have none of these, nor the kernels that call them.
 #if defined(STRATA_EMULATED)
 #elif !defined(STRATA_HIP) && __CUDA_ARCH__ >= 750
 DEV void matrices(const u8* base, u32 at, u32* out) {
@@ -226,31 +226,6 @@ DEV void multiply32(int* c, const u32* a, const u32* b, int from) {
   multiply_eight(c, a[2], b[1]), multiply_eight(c + 2, a[3], b[1]);
 }
 #endif
-#else  // the same without such units, so that everything compiles everywhere; nothing chooses it
-DEV void matrices(const u8* base, u32 at, u32* out) {
-  int lane = threadIdx.x & 31;
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-    out[i] = *(const u32*)(base + LANE(at, 8 * i + lane / 4, 32) + lane % 4 * 4);
-}
-DEV void add_dots(int* c, const u32* a, u32 b) {
-  int g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-#pragma unroll
-  for (int k = 0; k < 4; k++) {
-    int upper = (int)LANE(a[0], 4 * g + k, 32), lower = (int)LANE(a[1], 4 * g + k, 32);
-    int first = (int)LANE(b, 8 * t + k, 32), second = (int)LANE(b, 8 * t + 4 + k, 32);
-    c[0] = dot4(upper, first, c[0]), c[1] = dot4(upper, second, c[1]);
-    c[2] = dot4(lower, first, c[2]), c[3] = dot4(lower, second, c[3]);
-  }
-}
-DEV void multiply16(int* c, const u32* a, u32 b, int from) {
-  c[0] = c[1] = c[2] = c[3] = from;
-  add_dots(c, a, b);
-}
-DEV void multiply32(int* c, const u32* a, const u32* b, int from) {
-  multiply16(c, a, b[0], from);
-  add_dots(c, a + 2, b[1]);
-}
 #endif
 
 // Bytes 4..7 of which the selector's nibbles choose four: what two words hold, byte by byte.

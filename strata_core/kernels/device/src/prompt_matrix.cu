@@ -81,11 +81,11 @@ struct Scales {
   }
 };
 
-// The sums of 16 rows by 8 tokens over one plane, from MAGIC on; of both halves where those have
-// scales of their own.
+// The sums of 16 rows by 8 tokens over one plane, from MAGIC on; a second time, of the other half of a
+// block, where halves have scales of their own.
 template <class W>
 struct Sums {
-  int c[W::SCALED == 2 ? 2 : 1][4];
+  int c[2][4];
   DEV void multiply(const u32* a, const u32* b) {
     if (W::SCALED == 2) {
       multiply16(c[0], a, b[0], MAGIC);
