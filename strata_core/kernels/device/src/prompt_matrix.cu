@@ -13,6 +13,7 @@
 // The bits of 12582912: with an int of less than 2^22 added they are the float 12582912 + int.
 #define MAGIC 0x4b400000
 #define MAGIC_FLOAT 12582912.f
+#define NONE 0xffffffffu
 
 // What a block keeps in shared memory; together under 48 KB. Pieces of 16 bytes change places within
 // their row, so that eight rows' pieces of one block lie in different banks.
@@ -32,20 +33,34 @@ DEV int token_piece(int token, int piece) {
   return token * PIECES + (piece ^ swap);
 }
 
-// Sends superblock s of the tokens on its way. Warp w copies every eighth token from the w-th on;
-// the last four pieces of those are sixteen copies more.
-DEV void send(Room& room, const int4* x, int s, int thread) {
-  int lane = thread & 31, warp = thread >> 5, count = room.count;
-  int4* to = room.tokens[s & 1];
+// What a thread copies of a superblock: up to five pieces. Warp w copies every eighth token from the
+// w-th on; the last four pieces of those are sixteen copies more.
+struct Copies {
+  u32 from[5];  // in pieces from where all activations begin; NONE where there is nothing to copy
+  DEV void find(const Room& room, int thread) {
+    int lane = thread & 31, warp = thread >> 5;
 #pragma unroll
-  for (int i = 0; i < 5; i++) {
-    int token = warp + 8 * (i < 4 ? i : lane >> 2), piece = i < 4 ? lane : 32 + (lane & 3);
-    if (token < count && (i < 4 || lane < 16))
-      copy16((u8*)(to + token_piece(token, piece)),
-             (const u8*)(x + room.from[token] + (size_t)s * PIECES + piece));
+    for (int i = 0; i < 5; i++) {
+      int token = warp + 8 * (i < 4 ? i : lane >> 2), piece = i < 4 ? lane : 32 + (lane & 3);
+      bool some = token < room.count && (i < 4 || lane < 16);
+      from[i] = some ? room.from[token] + piece : NONE;
+    }
   }
-  copies_sent();
-}
+  // Sends the next superblock on its way.
+  DEV void send(int4* to, const int4* x, int thread) {
+    int lane = thread & 31, warp = thread >> 5;
+    int4* first = to + token_piece(warp, lane);
+#pragma unroll
+    for (int i = 0; i < 5; i++) {
+      int4* here = i < 4 ? first + i * 8 * PIECES
+                         : to + token_piece(warp + 8 * (lane >> 2), 32 + (lane & 3));
+      if (from[i] == NONE) continue;
+      copy16((u8*)here, (const u8*)(x + from[i]));
+      from[i] += PIECES;
+    }
+    copies_sent();
+  }
+};
 
 // Block `thread % 8` of row `thread / 8` into shared memory: its integers without the bias, its scales.
 template <class W>
@@ -196,7 +211,9 @@ DEV void product(Room& room, const u8* row, const u8* x, int blocks, float* out)
   Block f;
   if (j < blocks) W::load(row, fresh(j), f);
   __syncthreads();  // `from` is there, and what was in the room has been read
-  send(room, from, 0, thread);
+  Copies copies;
+  copies.find(room, thread);
+  copies.send(room.tokens[0], from, thread);
 #pragma unroll 1
   for (int s = 0; 8 * s < blocks; s++) {
     int next = 8 * (s + 1);
@@ -204,11 +221,11 @@ DEV void product(Room& room, const u8* row, const u8* x, int blocks, float* out)
     if (8 * s + j < blocks) unpack<W>(room, f, fresh(thread));
     copies_done<0>();
     __syncthreads();
-    if (next < blocks) send(room, from, s + 1, fresh(thread));
+    if (next < blocks) copies.send(room.tokens[(s + 1) & 1], from, fresh(thread));
     if (next + 8 + j < blocks) prefetch(row + (size_t)(next + 8 + j) * W::BLOCK_BYTES);
     if (8 * s + warp < blocks) {
       const int4* tokens = room.tokens[s & 1];
-      int lane = fresh(thread & 31), count = room.count;
+      int lane = thread & 31, count = room.count;
       multiply_block<W>(room, tokens, warp, count, lane, acc);
     }
     if (next + j < blocks) W::load(row, next + fresh(j), f);
