@@ -56,10 +56,10 @@ def test_oracle_products_are_near_float64(kind, planes, bound):
 def test_products_of_prompts_are_timed_both_ways(tmp_path, capsys):
     pytest.importorskip("llvmlite")
     from check_kernels import oracle
-    from time_prompts import Shape, time_prompts
+    from time_products import Shape, time_products
 
     tested = oracle(tmp_path)
-    time_prompts(tested, ("Q8_0",), (40,), Shape(64, 32, 3, 2, 32))
+    time_products(tested, ("Q8_0",), (40,), Shape(64, 32, 3, 2, 32))
     assert list(tested.runtime.leaks()) == ["stream SIM0.1"]  # the bench's own
     tested.runtime.close()
     head, *rows = capsys.readouterr().out.splitlines()
@@ -101,6 +101,20 @@ def test_loops_launch_answer_and_time_out():
     assert doorbell(*same, 4, *tail) == -1000  # a refused launch
     lines[16] = 2
     assert doorbell(*head, 4, *tail) == -2  # a line that never comes: the wait is bounded
+
+
+def test_times_of_prompts_are_of_what_tokens_see(tmp_path, capsys):
+    import time_prompts
+
+    assert time_prompts.operations(3, 5, heads=2, head_dim=8) == 2 * 2 * 2 * 8 * (6 + 7 + 8)
+    rows = dict.fromkeys(time_prompts.rows(2048, 32768))
+    assert {(2048, 0), (2048, 30720), (128, 0), (512, 16384 - 512)} < set(rows)
+    small = ["--on", "sim", "--no-bits", "--kv", "int8", "--chunk", "16", "--longest", "64"]
+    small += ["--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--cache", str(tmp_path)]
+    assert time_prompts.attention(time_prompts.options().parse_args(small)) == 0
+    said = capsys.readouterr().out
+    assert "int8      16       48" in said
+    assert "a prompt of 64 in chunks of 16" in said
 
 
 @pytest.mark.parametrize(

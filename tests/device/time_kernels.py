@@ -1,16 +1,16 @@
 """A round of decode and every kernel in it: bits against the CPU's, times, bytes a second.
 
-Meant for the shape of 30B-A3B with few layers and everything in slots. Three parts, each with its
-table: kernels alone on random inputs, bit by bit, and times of prompts' products (all types by
-`time_prompts.py`); windows of 1 to 8 tokens against the CPU backend;
-times of replayed graphs. A kernel's time *in the round* is what the round takes less without it;
-*alone* is a graph of it over all layers, whose weights may then lie in the cache. A round of 48
-layers is what one layer takes, 47 times more.
+Meant for the shape of 30B-A3B with few layers and everything in slots. Four parts, each with its
+table: kernels alone on random inputs, bit by bit; products of prompts (time_products.py) and
+attention of prompts (time_prompts.py); windows of 1 to 8 tokens against the CPU backend; times of
+replayed graphs. A kernel's time *in the round* is what the round takes less without it; *alone* is
+a graph of it over all layers, whose weights may then lie in the cache. A round of 48 layers is what
+one layer takes, 47 times more.
 
 Leaves with 1 where bits differ.
 
 Run: python tests/device/time_kernels.py MODEL [--synth SCRIPT --layers 4] [--position 400]
-     [--on cuda|sim] [--no-kernels] [--no-prompts] [--cache FOLDER]
+     [--on cuda|sim] [--no-kernels] [--no-products] [--cache FOLDER]
 `--synth` is a script that writes MODEL where it is not there, called with
 MODEL --shape 30b-a3b --layers N.
 """
@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "tests/device_
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 from check_models import Check, device_backend, digest, window  # noqa: E402
-from time_prompts import Shape, time_prompts  # noqa: E402
+from time_products import Shape, time_products  # noqa: E402
 
 from strata_core.kernels.device.capture import capture, kernels_of  # noqa: E402
 from strata_core.kernels.device.fuse import fuse, start_early  # noqa: E402
@@ -69,9 +69,9 @@ def kernels(asked) -> int:
     tested = oracle(asked.cache) if asked.on == "sim" else device(asked.cache, 0)
     cases = possible(cases, tested)
     try:
-        if not asked.no_prompts:
+        if not asked.no_products:
             shape = Shape(256, 256, 4, 2, 64) if asked.on == "sim" else Shape()
-            time_prompts(tested, ("Q4_K", "Q6_K", "Q8_0"), (512, 4096), shape)
+            time_products(tested, ("Q4_K", "Q6_K", "Q8_0"), (512, 4096), shape)
         tested.runtime.load(tested.device, [case.key for case in cases])
         return check(cases, oracle(asked.cache), tested)
     finally:
@@ -232,6 +232,16 @@ def rounds(mine, asked) -> int:
                 thing.close()
 
 
+def prompts(asked) -> int:
+    """Attention of prompts as in 30B-A3B, or on the simulator of very small ones."""
+    from time_prompts import attention, options
+
+    given = ["--on", asked.on, "--cache", str(asked.cache)]
+    given += ["--no-bits"] * asked.no_kernels
+    given += ["--chunk", "32", "--longest", "128"] * (asked.on == "sim")
+    return attention(options().parse_args(given))
+
+
 def main() -> int:
     """Parse and run."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -241,7 +251,7 @@ def main() -> int:
     options.add_argument("--position", type=int, default=400)
     options.add_argument("--on", choices=("cuda", "sim"), default="cuda")
     options.add_argument("--no-kernels", action="store_true")
-    options.add_argument("--no-prompts", action="store_true", help="no times of prompts' products")
+    options.add_argument("--no-products", action="store_true", help="no times of prompts' products")
     options.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "strata-check")
     asked = options.parse_args()
     asked.tokens, asked.rounds = 24, 0
@@ -253,6 +263,7 @@ def main() -> int:
     wrong = 0 if asked.no_kernels else kernels(asked)
     print(f"after {time.perf_counter() - start:.1f} s", flush=True)
     wrong += rounds(Check(asked.model, asked), asked)
+    wrong += prompts(asked)
     print(f"{wrong} differ; {time.perf_counter() - start:.1f} s in all")
     return 1 if wrong else 0
 

@@ -1,12 +1,14 @@
-"""Products of prompts on a device: both kinds of kernels side by side, by type and tokens.
+"""Attention of prompts: bits against the CPU's steps, then times of chunks at positions up to 32K.
 
-The shape is 30B-A3B's: 128 experts of 768 rows of 2048 (gate, up) and 2048 rows of 768 (down), 8 of
-them a token, picked at random; a dense matrix of 4096 rows of 2048. Plain kernels multiply by
-four-byte dot products, the others on matrix units. TOP/s count two operations for a weight and a
-token, however many planes there are. Times are those of replayed graphs, the median of some.
+The shape is 30B-A3B's unless said: 32 heads of 128 that share 4 KV heads. A row is one launch: so
+many tokens of one sequence from a position on. TFLOP/s count a multiply and an add for each
+element, of scores and of the weighted sum, of each position that a token sees. "48 layers" is what
+a chunk takes of a prompt; the last lines are whole prompts, added up from chunks like theirs.
 
-Run: python tests/device/time_prompts.py [--types Q4_K,Q8_0] [--tokens 512,4096] [--cache FOLDER]
-`--on sim` runs it on the simulator, for the program's sake.
+Leaves with 1 where bits differ.
+
+Run: python tests/device/time_prompts.py [--kv fp16 int8] [--chunk 2048] [--longest 32768]
+     [--heads 32 --kv-heads 4 --head-dim 128] [--on cuda|sim] [--no-bits] [--cache FOLDER]
 """
 
 from __future__ import annotations
@@ -15,199 +17,177 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from attrs import frozen
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "tests/device_sources")]
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-from kernel_bench import pack_planes  # noqa: E402
-from kernel_inputs import records_of, stored_rows  # noqa: E402
+from check_kernels import check, device, oracle  # noqa: E402
+from kernel_bench import Bench  # noqa: E402
+from prompt_cases import prompt_attention_cases  # noqa: E402
 
-from strata_core.kernels.device.capture import capture, kernels_of  # noqa: E402
-from strata_core.kernels.device.layout import STATUS_BYTES, WAVE, inner_bytes  # noqa: E402
-from strata_core.kernels.device.prompt_table import multiplying, spread_of  # noqa: E402
 from strata_core.kernels.device.table import make_launch  # noqa: E402
 from strata_core.memory.address import address_of  # noqa: E402
-from strata_core.runtime import Launch  # noqa: E402
+from strata_core.runtime import KernelKey  # noqa: E402
 
-TYPES = "Q4_K,Q5_K,Q6_K,Q8_0,Q4_0,Q5_1,MXFP4"
-TOKENS = "512,2048,4096"
-COLUMNS = "{:10} {:6} {:>6} {:>10} {:>7} {:>10} {:>7} {:>6}"
-REPEATS = 5
+LAYERS, REPEATS = 48, 5
+ENOUGH_SECONDS = 0.05
 
 
-@frozen
-class Shape:
-    """Sizes of a layer: inputs, inner rows, experts, experts a token, rows of the dense matrix."""
+class Chunks:
+    """Launches of chunks on random queries, keys and values of one layer, freed at the end."""
 
-    hidden: int = 2048
-    inner: int = 768
-    experts: int = 128
-    top_k: int = 8
-    dense: int = 4096
+    def __init__(self, bench: Bench, asked: argparse.Namespace, kv: str) -> None:
+        self.runtime, self.device, self.stream = bench.runtime, bench.device, bench.stream
+        self.asked, self.kv, self.taken = asked, kv, []
+        self.width = asked.kv_heads * asked.head_dim
+        self.key = KernelKey("prompt_attention", (kv, asked.head_dim))
+        rng = np.random.default_rng(1)
+        shape = (asked.chunk, asked.heads, asked.head_dim)
+        self.q = self._put(rng.standard_normal(shape, np.float32))
+        self.out = self._put(np.zeros(shape, np.float32))
+        self.positions = self._put(np.zeros(asked.chunk, np.int32))
+        self.places = self._put(self._kept(rng))
+        self.runtime.load(self.device, [self.key])
 
+    def _kept(self, rng: np.random.Generator) -> np.ndarray:
+        """Keys and values of `longest` positions; the places of all tokens."""
+        rows = (self.asked.longest, self.width)
+        fields = np.zeros(4, np.uint64)
+        for at in range(2):
+            data = rng.standard_normal(rows, np.float32)
+            if self.kv == "int8":
+                fields[at] = self._put((data * 30).clip(-127, 127).astype(np.int8))
+                scales = np.full((rows[0], self.width // 32), 1 / 30, np.float16)
+                fields[2 + at] = self._put(scales)
+            else:
+                fields[at] = self._put(data.astype(np.float16 if self.kv == "fp16" else data.dtype))
+        return np.tile(fields, (self.asked.chunk, 1))
 
-class Memory:
-    """Device memory by contents; all of it is given back at the end."""
-
-    def __init__(self, runtime, device: int, stream: int) -> None:
-        self.runtime, self.device, self.stream = runtime, device, stream
-        self._taken: list[int] = []
-
-    def put(self, data: np.ndarray, times: int = 1) -> int:
-        """The address of `times` copies of an array, one behind the other."""
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        address = self.room(raw.size * times)
-        for n in range(times):
-            self.runtime.copy(address + n * raw.size, address_of(raw), raw.size, self.stream)
-        self.runtime.synchronize(self.stream)
+    def _put(self, data: np.ndarray) -> int:
+        address = self.runtime.alloc(self.device, data.nbytes)
+        self.taken.append(address)
+        self._copy(address, data)
         return address
 
-    def room(self, nbytes: int) -> int:
-        """The address of so many bytes, contents undefined."""
-        self._taken.append(self.runtime.alloc(self.device, nbytes))
-        return self._taken[-1]
+    def _copy(self, address: int, data: np.ndarray) -> None:
+        self.runtime.copy(address, address_of(data), data.nbytes, self.stream)
+        self.runtime.synchronize(self.stream)
 
-    def give_back(self) -> None:
-        for address in self._taken:
+    def seconds(self, tokens: int, position: int) -> float:
+        """The median of some rows of launches, each long enough for the host's clock."""
+        self._copy(self.positions, np.arange(position, position + tokens, dtype=np.int32))
+        launch = make_launch(
+            self.key.name,
+            self.key.parameters,
+            q=self.q,
+            out=self.out,
+            positions=self.positions,
+            places=self.places,
+            layer_offset=0,
+            tokens=tokens,
+            width=self.width,
+            kv_heads=self.asked.kv_heads,
+            group=self.asked.heads // self.asked.kv_heads,
+            window=0,
+        )
+        once = self._row(launch, 1)  # warms up
+        count = max(1, min(100, int(ENOUGH_SECONDS / once)))
+        return float(np.median([self._row(launch, count) for _ in range(REPEATS)]))
+
+    def _row(self, launch, count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            self.runtime.launch(launch, self.stream)
+        self.runtime.synchronize(self.stream)
+        return (time.perf_counter() - start) / count
+
+    def close(self) -> None:
+        """Free what was taken."""
+        for address in self.taken:
             self.runtime.free(self.device, address)
-        self._taken.clear()
 
 
-def dense(memory: Memory, shape: Shape, kind: str, tokens: int) -> Callable[[bool], Launch]:
-    """A launch of a dense product, on matrix units or not."""
-    rng = np.random.default_rng(1)
-    data = stored_rows(kind, shape.dense, shape.hidden, rng)
-    x = pack_planes(records_of(rng.standard_normal((tokens, shape.hidden)).astype(np.float32)))
-    args = {
-        "weight": memory.put(data),
-        "x": memory.put(x),
-        "out": memory.room(4 * tokens * shape.dense),
-        "bias": 0,
-        "stride": data.shape[1],
-        "tokens": tokens,
-        "rows": shape.dense,
-        "columns": shape.hidden,
-    }
-    return lambda matrix: make_launch(
-        multiplying("prompt_linear", (kind,), matrix=matrix), (kind,), **args
-    )
+def operations(tokens: int, position: int, heads: int, head_dim: int) -> int:
+    """Multiplies and adds of a chunk: of scores and of the weighted sum."""
+    seen = tokens * position + tokens * (tokens + 1) // 2
+    return 4 * seen * heads * head_dim
 
 
-def grouped(
-    memory: Memory, shape: Shape, kind: str, tokens: int
-) -> Iterator[tuple[str, int, Callable[[bool], Launch]]]:
-    """Launches of gate and up, and of down, of all experts of a layer; operations of each."""
-    rng = np.random.default_rng(2)
-    x = rng.standard_normal((tokens, shape.hidden)).astype(np.float32)
-    picks = np.array([rng.permutation(shape.experts)[: shape.top_k] for _ in range(tokens)])
-    counts = np.bincount(picks.ravel(), minlength=shape.experts)
-    gate = stored_rows(kind, shape.inner, shape.hidden, rng)
-    down = stored_rows(kind, shape.hidden, shape.inner, rng)
-    wave = np.zeros(shape.experts, WAVE)
-    for part, data in (("gate", gate), ("up", gate), ("down", down)):
-        base = memory.put(data, shape.experts)
-        wave[part] = base + np.arange(shape.experts, dtype=np.uint64) * np.uint64(data.size)
-    wave["expert"] = np.arange(shape.experts)
-    shared = {
-        "wave": memory.put(wave),
-        "starts": memory.put(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)),
-        "order": memory.put(np.argsort(picks.ravel(), kind="stable").astype(np.int32)),
-        "inner": memory.room(picks.size * inner_bytes(shape.inner)),
-        "experts": shape.experts,
-    }
-    first = shared | {
-        "x": memory.put(pack_planes(records_of(x))),
-        "status": memory.put(np.full(STATUS_BYTES, 0xFF, np.uint8)),
-        "gate_stride": gate.shape[1],
-        "up_stride": gate.shape[1],
-        "top_k": shape.top_k,
-        "rows": shape.inner,
-        "columns": shape.hidden,
-        "op": 1,
-    }
-    second = shared | {
-        "out": memory.room(4 * picks.size * shape.hidden),
-        "stride": down.shape[1],
-        "rows": shape.hidden,
-        "columns": shape.inner,
-    }
-
-    def launch(plain: str, types: tuple[str, ...], args: dict[str, int], matrix: bool) -> Launch:
-        name = multiplying(plain, types, matrix=matrix)
-        spread = spread_of(name, tokens, picks.size, shape.experts)
-        return make_launch(name, types, spread=spread, **args)
-
-    each = 2 * picks.size * shape.inner * shape.hidden
-    yield "gate, up", 2 * each, lambda m: launch("prompt_gate_up", (kind,) * 3, first, m)
-    yield "down", each, lambda m: launch("prompt_down", (kind,), second, m)  # what gate, up left
+def rows(chunk: int, longest: int) -> Iterator[tuple[int, int]]:
+    """(tokens, position) to time: small and whole chunks at the beginning, later, at the end."""
+    for tokens in sorted({max(chunk // 16, 1), max(chunk // 4, 1), chunk}):
+        for share in (0, 8, 2, 1):
+            position = longest // share - tokens if share else 0
+            if position >= 0:
+                yield tokens, position
 
 
-def microseconds(runtime, device: int, stream: int, launch: Launch, replays: int) -> float:
-    """Of one launch in a replayed graph, the median of some rows of replays."""
-    runtime.load(device, kernels_of([launch]))
-    graph, times = capture(runtime, stream, [launch] * replays), []
+def times(chunks: Chunks, asked: argparse.Namespace) -> None:
+    """The table of one KV type, and prompts of many chunks."""
+    print(f"{'KV':5} {'tokens':>6} {'position':>8} {'ms':>9} {'TFLOP/s':>8} {'48 layers s':>11}")
+    for tokens, position in dict.fromkeys(rows(asked.chunk, asked.longest)):
+        spent = chunks.seconds(tokens, position)
+        done = operations(tokens, position, asked.heads, asked.head_dim)
+        print(
+            f"{chunks.kv:5} {tokens:6} {position:8} {spent * 1e3:9.3f} {done / spent / 1e12:8.2f} "
+            f"{LAYERS * spent:11.4f}",
+            flush=True,
+        )
+    length, total = 0, 0.0
+    marks = {asked.longest // n for n in (8, 4, 2, 1)}
+    while length + asked.chunk <= asked.longest:
+        total += chunks.seconds(asked.chunk, length)
+        length += asked.chunk
+        if length in marks:
+            rate = operations(length, 0, asked.heads, asked.head_dim) / total / 1e12
+            print(
+                f"{chunks.kv:5} a prompt of {length} in chunks of {asked.chunk}: "
+                f"{LAYERS * total:.3f} s in {LAYERS} layers, {rate:.2f} TFLOP/s",
+                flush=True,
+            )
+
+
+def attention(asked: argparse.Namespace) -> int:
+    """Bits of each KV type, then its times; how many kernels differ."""
+    bench = oracle(asked.cache) if asked.on == "sim" else device(asked.cache, 0)
+    wrong = 0
     try:
-        for _ in range(REPEATS + 1):
-            start = time.perf_counter()
-            runtime.launch_graph(graph, stream)
-            runtime.synchronize(stream)
-            times.append((time.perf_counter() - start) / replays)
-    finally:
-        runtime.destroy_graph(graph)
-    return float(np.median(times[1:])) * 1e6  # the first one warms up
-
-
-def time_prompts(tested, kinds, tokens, shape: Shape, replays: int = 4) -> None:
-    """Prints the table for a bench's device; without matrix units their columns stay empty."""
-    runtime, device, stream = tested.runtime, tested.device, tested.stream
-    variants = (False, True) if runtime.devices()[device].matrix else (False,)
-    print(
-        COLUMNS.format("product", "type", "tokens", "plain us", "TOP/s", "matrix us", "TOP/s", "x")
-    )
-    for kind in kinds:
-        for count in tokens:
-            memory = Memory(runtime, device, stream)
+        for kv in asked.kv:
+            if not asked.no_bits:
+                cases = list(prompt_attention_cases(kv, asked.head_dim))
+                bench.runtime.load(bench.device, [case.key for case in cases])
+                wrong += check(cases, oracle(asked.cache), bench)
+            chunks = Chunks(bench, asked, kv)
             try:
-                operations = 2 * count * shape.dense * shape.hidden
-                rows = [
-                    *grouped(memory, shape, kind, count),
-                    ("dense", operations, dense(memory, shape, kind, count)),
-                ]
-                for name, work, make in rows:
-                    us = [microseconds(runtime, device, stream, make(v), replays) for v in variants]
-                    cells = [f for t in us for f in (f"{t:.1f}", f"{work / t / 1e6:.1f}")]
-                    cells += [f"{us[0] / us[1]:.2f}"] if len(us) > 1 else ["-"] * 3
-                    print(COLUMNS.format(name, kind, count, *cells), flush=True)
+                times(chunks, asked)
             finally:
-                memory.give_back()
-
-
-def main() -> int:
-    """Parse and run."""
-    from check_kernels import device, oracle
-
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--types", default=TYPES)
-    options.add_argument("--tokens", default=TOKENS)
-    options.add_argument("--on", choices=("cuda", "sim"), default="cuda")
-    options.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "strata-check")
-    asked = options.parse_args()
-    on_sim = asked.on == "sim"
-    tested = oracle(asked.cache) if on_sim else device(asked.cache, 0)
-    shape = Shape(256, 256, 4, 2, 64) if on_sim else Shape()
-    try:
-        counts = [int(count) for count in asked.tokens.split(",")]
-        time_prompts(tested, asked.types.split(","), counts, shape)
+                chunks.close()
     finally:
-        tested.runtime.close()
-    return 0
+        bench.runtime.close()
+    return wrong
+
+
+def options() -> argparse.ArgumentParser:
+    """What may be asked."""
+    found = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    found.add_argument(
+        "--kv", nargs="+", choices=("fp32", "fp16", "int8"), default=["fp16", "int8"]
+    )
+    found.add_argument("--chunk", type=int, default=2048)
+    found.add_argument("--longest", type=int, default=32768)
+    found.add_argument("--heads", type=int, default=32)
+    found.add_argument("--kv-heads", type=int, default=4)
+    found.add_argument("--head-dim", type=int, default=128)
+    found.add_argument("--on", choices=("cuda", "sim"), default="cuda")
+    found.add_argument("--no-bits", action="store_true")
+    found.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "strata-check")
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(1 if attention(options().parse_args()) else 0)

@@ -70,6 +70,8 @@ def selected():
     yield from on_matrix_units(products)
     for kv, head_dim in (("fp32", 16), ("int8", 32), ("fp16", 264)):
         yield from list(prompt_attention_cases(kv, head_dim))[1:3]
+    for kv, head_dim in (("fp16", 128), ("int8", 64), ("fp32", 80)):
+        yield from list(prompt_attention_cases(kv, head_dim))[4:]
 
 
 def products_of_prompts():
