@@ -32,7 +32,8 @@ class Device:
     `index` counts from 0 in the runtime's order; `label` is what logs call it ("SIM1"); `name` the
     product; `architecture` what kernels are compiled for; `total` its memory
     (0: not known without a context); `units` its multiprocessors; `warp` the threads that run
-    together; `shared` the most bytes of shared memory that a block may have.
+    together; `shared` the most bytes of shared memory that a block may have; `matrix` whether units
+    of its own multiply matrices of bytes (`kernels/device/prompt_table.py` says what they are for).
     """
 
     index: int
@@ -43,6 +44,7 @@ class Device:
     units: int
     warp: int
     shared: int = PLAIN_ROOM
+    matrix: bool = False
 
 
 @frozen

@@ -47,6 +47,9 @@ PLAIN_SHARED = 48 << 10
 ARGS_END = 0
 """CU_LAUNCH_PARAM_END, the mark that closes `extra` of cuLaunchKernel."""
 
+MATRIX_FROM = 75
+"""Compute capability, times ten, from which on devices multiply matrices of bytes."""
+
 MOST_COMPILERS = 8
 """Kernels that are compiled at once."""
 
@@ -175,6 +178,7 @@ class _Driver:
             units=int(facts["multiProcessorCount"]),
             warp=int(facts["warpSize"]),
             shared=int(facts["sharedMemPerBlockOptin"]),
+            matrix=10 * facts["major"] + facts["minor"] >= MATRIX_FROM,
         )
 
     def alias(self, verb: str, address: int) -> int | None:

@@ -220,6 +220,14 @@ def test_early_launches_where_the_device_can(cuda, major, early):
     runtime.close()
 
 
+@pytest.mark.parametrize(("major", "matrix"), [(6, False), (7, True), (9, True), (12, True)])
+def test_matrix_units_where_the_device_has_them(cuda, major, matrix):
+    cuda.major, cuda.minor = major, 5
+    runtime = CudaRuntime(cuda.binding())
+    assert runtime.devices()[0].matrix is matrix
+    runtime.close()
+
+
 def test_close_frees_everything_whatever_fails(cuda):
     runtime = CudaRuntime(cuda.binding())
     for device in (0, 1):

@@ -56,7 +56,7 @@ class Places:
     """Where a device finds what launches name: its workspace, the exchange, the dense weights.
 
     `exchange_alias` is the exchange's address as the device sees it, `room` the bytes of shared
-    memory that a block may have there.
+    memory that a block may have there, `matrix` whether it has matrix units for prompts.
     """
 
     regions: Regions
@@ -64,6 +64,7 @@ class Places:
     exchange_alias: int
     weights: Mapping[Weight, Dense]
     room: int = PLAIN_ROOM
+    matrix: bool = False
 
     def seen(self, region: str, offset: int = 0) -> int:
         """A part of the exchange, by the device's address."""

@@ -42,7 +42,8 @@ class SimHardware:
     `block_s` are what a launch and each of its blocks take: the accounting clock goes by them,
     which timed events tell; nothing really waits.
     `refusal_line` is what the kernel logs when the budget runs out; a test gives the line of the
-    driver that it stands for.
+    driver that it stands for. `matrix`: whether devices say that they have matrix units, so that
+    prompts go by the kernels for these, whose host functions are the same.
     """
 
     vram: tuple[int, ...] = field(default=(8 * GIB,), validator=_positive)
@@ -53,6 +54,7 @@ class SimHardware:
     launch_s: float = 5e-6
     block_s: float = 1e-7
     refusal_line: str = "sim: cannot pin host memory: -122"
+    matrix: bool = False
 
 
 def _known(_: object, __: object, refuse: Mapping[str, object]) -> None:

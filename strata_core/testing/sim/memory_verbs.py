@@ -35,6 +35,7 @@ class MemoryVerbs(SimState):
                 total=total,
                 units=4,
                 warp=32,
+                matrix=self.hardware.matrix,
             )
             for index, total in enumerate(self.hardware.vram)
         )
