@@ -251,14 +251,18 @@ static void start_block() {
   }
 }
 
-// Runs fibers in turn until all have ended, or none gets on.
+// Runs fibers in turn until all have ended, or none gets on; every other time the last one first, so
+// that what one writes and another reads without meeting in between is found.
 static void run_block() {
+  static bool back;
   start_block();
   for (long idle = 0; running > 0;) {
     int before = running;
     unsigned long long state = turns;
     for (int i = 0; i < threads / 32 + 1; i++) state += turn[i < FIBERS / 32 ? i : 0];
-    for (int i = 0; i < threads && running > 0; i++) {
+    back = !back;
+    for (int k = 0; k < threads && running > 0; k++) {
+      int i = back ? threads - 1 - k : k;
       if (ended[i]) continue;
       current = i;
       threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
