@@ -12,6 +12,9 @@ from typing import Any
 from strata_core.interfaces import Backend, BackendContext
 from strata_core.runtime import Device
 
+_BOUND = 5.0
+"""Seconds that a simulated device waits for the host, with which it shares the cores."""
+
 
 def devices(options: Mapping[str, Any]) -> tuple[Device, ...]:
     """The devices that a simulated accelerator of these options has."""
@@ -57,7 +60,7 @@ def build(context: BackendContext, **machine: Any) -> Backend:
     kernels = HostKernels(library).mapping()
     runtime = sim_runtime(context.options, host_kernels=kernels, pointers=pointers, **machine)
     try:
-        return DeviceBackend(runtime, context, library=library)
+        return DeviceBackend(runtime, context, library=library, bound=_BOUND)
     except BaseException:
         runtime.close()
         raise

@@ -119,7 +119,8 @@ def test_phases_are_left_out_where_a_word_is_nothing(library, pool, word):
     counted = np.zeros(1, np.int64)
     picks = np.array([-1, 5, -1, 0, 2] if word else [-1] * 5, np.int32)
     entries = np.array([5], np.int64)
-    tally = line.step("tally", picks.ctypes.data, entries.ctypes.data, counted.ctypes.data)
+    addresses = [array.ctypes.data for array in (picks, entries, counted, line.failure)]
+    tally = line.step("tally", *addresses)
     more = Phase((line.launch(2),), leader=True)
     phases = []
     for turn in range(200):

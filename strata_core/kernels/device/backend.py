@@ -30,6 +30,7 @@ from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.device.adapting import Adaptation, DeviceTable
 from strata_core.kernels.device.cells import Cells
+from strata_core.kernels.device.dispatch import BOUND, Dispatcher
 from strata_core.kernels.device.executor import PATIENCE, DeviceExecutor
 from strata_core.kernels.device.host_lane import HostLane
 from strata_core.kernels.device.layout import MOST_TOKENS
@@ -69,8 +70,9 @@ class DeviceBackend:
     """Core's backend over any runtime. A plugin's `build` returns it.
 
     `capabilities` are those of the plugin's kernels, `most_tokens` their largest window, `patience`
-    the most seconds that the host waits for a device. `library` are the host's compiled steps,
-    where the caller has some already. It owns the runtime: `close` closes it.
+    the most seconds that the host waits for a device, `bound` those that a device waits for the
+    host's part of a layer, unless rounds were seen to take longer. `library` are the host's
+    compiled steps, where the caller has some already. It owns the runtime: `close` closes it.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class DeviceBackend:
         capabilities: Capabilities = CPU,
         most_tokens: int = MOST_TOKENS,
         patience: float = PATIENCE,
+        bound: float = BOUND,
         library: Library | None = None,
     ) -> None:
         self.runtime = runtime
@@ -90,7 +93,7 @@ class DeviceBackend:
         if self.options.budget is not None:
             self.ledger.limit(vram(self.options.device), self.options.budget)
         self._capabilities = capabilities
-        self._tokens, self._patience = most_tokens, patience
+        self._tokens, self._patience, self._bound = most_tokens, patience, bound
         self._degrade = context.degrade
         compiler = library.compiler if library else compiler_of(context)
         self._library = library or Library(compiler)
@@ -210,6 +213,15 @@ class DeviceBackend:
             split = self._split(placement, cells, host)
             placement.put_split(split.table)
             adaptation = self._adaptation(placement, experts, source, cells, host)
+            dispatcher = Dispatcher.of(
+                self.runtime,
+                placement.device,
+                source,
+                cells.away(),
+                self.options.dispatch,
+                self._bound,
+                self._degrade,
+            )
             maker = Maker(
                 self.runtime,
                 placement.device,
@@ -221,6 +233,7 @@ class DeviceBackend:
                 host,
                 hand,
                 split,
+                dispatcher.ticks,
             )
             return DeviceExecutor(
                 maker,
@@ -230,6 +243,7 @@ class DeviceBackend:
                 self._library,
                 self._pool,
                 lambda: self._drop(placement),
+                dispatcher,
                 adaptation,
             )
         except BaseException:

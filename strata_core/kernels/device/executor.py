@@ -19,9 +19,10 @@ from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.device.adapting import Adaptation
-from strata_core.kernels.device.exchange import LINE, MOST_HELPERS
+from strata_core.kernels.device.dispatch import Dispatcher, random_tokens
+from strata_core.kernels.device.exchange import LINE, MOST_HELPERS, next_number
 from strata_core.kernels.device.kv import KvRoom, KvRooms
-from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYTES
+from strata_core.kernels.device.layout import HIT, HOST, LANES, LATE, LINK, STATUS_BYTES
 from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.rounds import Maker, Round
 from strata_core.kernels.device.segments import Mode
@@ -49,6 +50,7 @@ class DeviceExecutor:
         library: Library,
         pool: Pool,
         on_close: Callable[[], None],
+        dispatcher: Dispatcher,
         adaptation: Adaptation | None = None,
     ) -> None:
         self._maker, self._rooms, self._files = maker, rooms, experts
@@ -56,7 +58,8 @@ class DeviceExecutor:
         self._model, self._exchange = maker.model, maker.places.exchange
         self._run_step, self._pool = library.runner(), pool
         self._on_close, self._adaptation = on_close, adaptation
-        self._rounds: dict[Mode, Round] = {}
+        self._dispatcher = dispatcher
+        self._rounds: dict[tuple[Mode, bool], Round] = {}
         self._slots: dict[int, KvRoom] = {}
         self._number = 0
         self._unsettled = False
@@ -69,6 +72,7 @@ class DeviceExecutor:
         )
         self._rows: NDArray[np.float32] = rows
         self._status = words.view(np.uint32)[:1]
+        self._late = words.view(np.uint32)[LATE // 4 :][:1]
         lines = self._exchange.array("helper status", np.uint32, MOST_HELPERS, LINE // 4)
         self._helper_status = lines[:, 0]
         layers, each = len(self._model.routed), self._model.experts
@@ -140,7 +144,7 @@ class DeviceExecutor:
         self._settle()
         if self._adaptation is not None and not self._adaptation.rest():
             raise self._not_at_rest(self._adaptation)
-        self._number += 1
+        self._number = next_number(self._number)
         places = [self._slots[int(s)].place for s in window.slots]
         logits = self._prompts.run(window, places, self._number)
         if self._model.routed:
@@ -169,17 +173,39 @@ class DeviceExecutor:
         runtime = self._maker.runtime
         undo_all(runtime, [partial(runtime.destroy_graph, graph) for graph in graphs])
 
-    def prepare(self, mode: Mode) -> Round:
+    def prepare(self, mode: Mode, *, doorbell: bool) -> Round:
         """The round of a mode, made at its first use."""
-        if mode not in self._rounds:
-            self._rounds[mode] = self._maker.make(mode)
-        return self._rounds[mode]
+        key = mode, doorbell
+        if key not in self._rounds:
+            bound = self._dispatcher.bound(mode.tokens) if doorbell else None
+            self._rounds[key] = self._maker.make(mode, bound)
+        return self._rounds[key]
 
     def prepare_first(self) -> None:
-        """Make the rounds of a token and of the largest window, so that kernels are compiled."""
-        self.prepare(Mode(1, 1, 1))
-        self.prepare(Mode(self._model.tokens, 0, 1))
+        """Make the rounds of a token and of the largest window, so that kernels are compiled.
+
+        Then it is decided how rounds run, by timing some where that is open.
+        """
+        first = self.prepare(Mode(1, 1, 1), doorbell=False)
+        if first.dispatch == "stepped" and self._dispatcher.undecided:
+            self._time_rounds()
+        for mode in (Mode(1, 1, 1), Mode(self._model.tokens, 0, 1)):
+            self.prepare(mode, doorbell=self._dispatcher.doorbell)
         self._prompts.prepare()
+
+    def _time_rounds(self) -> None:
+        """Have the dispatcher time rounds of one token; nothing of them is counted."""
+        slot, longest = self.open_sequence(), min(SPLIT, self._model.limits.context)
+        windows = random_tokens(slot, self._model.program.vocabulary, longest)
+
+        def attempt(doorbell: bool) -> bool:
+            return self._attempt(next(windows), self.prepare(Mode(1, 1, 1), doorbell=doorbell))
+
+        try:
+            self._dispatcher.choose(attempt)
+            self._uncount()
+        finally:
+            self.close_sequence(slot)
 
     def mode_of(self, window: Window) -> Mode:
         """The mode that a window of at most the kernels' tokens runs in.
@@ -195,23 +221,17 @@ class DeviceExecutor:
         self._settle()
         wanted = len(window.logits_rows)
         mode = self.mode_of(window)
-        ready = self.prepare(mode)
         if mode.wanted != wanted:
             padded = np.zeros(mode.wanted, np.int32)
             padded[:wanted] = window.logits_rows
             window = evolve(window, logits_rows=padded)
-        self._number += 1
-        places = [self._slots[int(s)].place for s in window.slots]
-        self._exchange.fill_frame(self._number, window, places, self._model.program)
-        self._helper_status[:] = NOTHING_LATCHED
-        self._maker.host.begin(mode.tokens)
-        self._maker.hand.failure[:] = NO_FAILURE
-        # whatever ends the round early, the device may still be busy with it
-        self._unsettled = True
-        self._run_round(ready)
-        if self._maker.hand.failure[0] != NO_FAILURE:
-            raise self._stopped(ready)
-        self._unsettled = False
+        doorbell = self._dispatcher.doorbell
+        if not self._attempt(window, self.prepare(mode, doorbell=doorbell)):
+            late = f"layer {self._model.routed[int(self._late[0])]}"
+            self._dispatcher.timed_out(late, self._dispatcher.bound(mode.tokens))
+            # keys and values are written again before they are read
+            self._uncount()
+            self._attempt(window, self.prepare(mode, doorbell=False))
         # a copy of its own: other threads read it while the next round is under way
         self._served = self._told.copy()
         latched = self._latched()
@@ -219,6 +239,28 @@ class DeviceExecutor:
             raise not_finite(self._model.program, self._files, latched)
         self._count(mode.tokens, decoding=decoding)
         return self._rows[:wanted]
+
+    def _attempt(self, window: Window, ready: Round) -> bool:
+        """Run a round; False where the device waited in vain, and what it computed is rubbish."""
+        self._number = next_number(self._number)
+        places = [self._slots[int(s)].place for s in window.slots]
+        self._exchange.fill_frame(self._number, window, places, self._model.program)
+        self._helper_status[:] = NOTHING_LATCHED
+        self._maker.host.begin(len(window.ids))
+        self._maker.hand.failure[:] = NO_FAILURE
+        # whatever ends the round early, the device may still be busy with it
+        self._unsettled = True
+        self._run_round(ready)
+        if self._maker.hand.failure[0] != NO_FAILURE:
+            raise self._stopped(ready)
+        self._unsettled = False
+        return bool(self._late[0] == NOTHING_LATCHED)
+
+    def _uncount(self) -> None:
+        """What lanes served becomes again what it was after the last round that counts."""
+        self._told[:] = self._served
+        target, source = self._maker.places.regions.at("counts"), self._told.ctypes.data
+        self._maker.runtime.copy(target, source, self._told.nbytes, self._maker.stream)
 
     def _count(self, tokens: int, *, decoding: bool) -> None:
         """A round is over: count what its routers chose, and let the cache follow a decode round.
@@ -330,8 +372,9 @@ class DeviceExecutor:
         return self._maker.host.serving.counters()
 
     def lanes(self) -> Mapping[str, Any]:
-        """How misses are split between the link and the CPU, and the rates behind it."""
-        return self._maker.split.as_json(self._model.shape.top_k)
+        """How misses are split, the rates behind it, and how rounds of several lanes run."""
+        split = self._maker.split.as_json(self._model.shape.top_k)
+        return {**split, "dispatch": self._dispatcher.as_json()}
 
     def close(self) -> None:
         """Free graphs, buffers and slots; the pool and the device belong to the backend."""

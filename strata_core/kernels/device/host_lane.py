@@ -50,6 +50,10 @@ class HostLane:
             table = storage.zeros((experts.count, 3), np.uint64)
             self.experts[layer] = ExpertLayer(layout, table, served_words(storage, experts))
         self.serving = Serving(source, self.experts)
+        shape = exchange.shape
+        chosen = exchange.array("host", np.int32, shape.layers, shape.entries, 1)
+        self._chosen = dict(zip(model.routed, chosen, strict=True))
+        self._picks: dict[int, str] = {}
         self._numbers = {}
         for number, op in enumerate(program.ops):
             if op.kernel == "experts":
@@ -65,9 +69,8 @@ class HostLane:
         x, picks, out = (buffer_of(op, name) for name in ("x", "picks", "out"))
         mail = exchange.array("x", np.float32, shape.tokens, x.width)
         rows = exchange.array("host_rows", np.float32, shape.entries, out.width)
-        chosen = exchange.array("host", np.int32, shape.entries, 1)
-        self._work.buffers |= {x.name: mail, out.name: rows, picks.name: chosen}
-        self._chosen = chosen
+        self._work.buffers |= {x.name: mail, out.name: rows}
+        self._picks[whole(op, "layer")] = picks.name
 
     def begin(self, tokens: int) -> None:
         """A round of a window begins."""
@@ -78,6 +81,7 @@ class HostLane:
         """The phases of a layer, compiled at their first use."""
         mode: Literal["single", "window"] = "single" if tokens == 1 else "window"
         if (layer, mode) not in self._phases:
+            self._work.buffers[self._picks[layer]] = self._chosen[layer]
             lowering = Lowering(
                 self._model.program,
                 mode,
@@ -92,11 +96,15 @@ class HostLane:
             self._phases[layer, mode] = lowering.lower_only(self._numbers[layer])
         return self._phases[layer, mode]
 
-    def tally(self, layer: int) -> tuple[StepCall, int]:
-        """A step that counts what fell to the CPU in a layer, and the address of the count."""
+    def tally(self, layer: int, failure: int) -> tuple[StepCall, int]:
+        """A step that counts what fell to the CPU in a layer, and the address of the count.
+
+        `failure` is the address of the cell in which a round's first failure is latched.
+        """
         if layer not in self._tallies:
             out = self._storage.words([0])
-            args = [int(self._chosen.ctypes.data), self._frame.count("pick"), out]
+            picks = int(self._chosen[layer].ctypes.data)
+            args = [picks, self._frame.count("pick"), out, failure]
             block = self._storage.words(args)
             step = StepCall(self._library.address(Step("tally")), block, self._frame.one)
             self._tallies[layer] = (step, out)
@@ -106,8 +114,8 @@ class HostLane:
         """Seconds for experts of a layer whose addresses are known; nothing else may be running."""
         phases = Schedule.of(self.phases(layer, 1))
         self.begin(1)
-        self._chosen[:] = -1
-        self._chosen[: len(picks), 0] = picks
+        self._chosen[layer][:] = -1
+        self._chosen[layer][: len(picks), 0] = picks
         began = time.perf_counter()
         pool.run(phases)
         took = time.perf_counter() - began

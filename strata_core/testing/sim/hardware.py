@@ -7,8 +7,12 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from strata_core.runtime import WaitClock
+
 MIB = 1 << 20
 GIB = 1 << 30
+
+_CLOCK = WaitClock(ticks=1e9)
 
 Aliases = Literal["same", "apart", "none"]
 
@@ -38,6 +42,7 @@ class SimHardware:
     `aliases` says where devices find page-locked memory: at the "same" address as the CPU; "apart",
     each range in a place of its own where the CPU finds nothing; or nowhere ("none").
     `link` is what the link of each device is said to move, in bytes a second; nothing waits for it.
+    `clock` is what kernels bound their waits by; it counts nanoseconds where it ticks at all.
     `refusal_line` is what the kernel logs when the budget runs out; a test gives the line of the
     driver that it stands for.
     """
@@ -47,6 +52,7 @@ class SimHardware:
     context_pins: int = 64 * MIB
     aliases: Aliases = "same"
     link: float = 25e9
+    clock: WaitClock = _CLOCK
     refusal_line: str = "sim: cannot pin host memory: -122"
 
 
