@@ -94,7 +94,7 @@ class DeviceBackend:
             self.ledger.limit(vram(self.options.device), self.options.budget)
         self._capabilities = capabilities
         self._tokens, self._patience, self._bound = most_tokens, patience, bound
-        self._degrade = context.degrade
+        self._degrade, self._machine = context.degrade, context.machine
         compiler = library.compiler if library else compiler_of(context)
         self._library = library or Library(compiler)
         # one core is left to the thread of the driver
@@ -214,6 +214,7 @@ class DeviceBackend:
             placement.put_split(split.table)
             adaptation = self._adaptation(placement, experts, source, cells, host)
             dispatcher = Dispatcher.of(
+                self._machine,
                 self.runtime,
                 placement.device,
                 source,

@@ -19,6 +19,7 @@ from attrs import define, field
 
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import Expert, Source, StableSource, Window
+from strata_core.machine import Machine
 from strata_core.runtime import BoundsWaits, Runtime, StatesLink
 
 _log = logging.getLogger("strata.device")
@@ -41,11 +42,16 @@ MOST_TIME_OUTS = 2
 """So many end the use of doorbells."""
 
 
-def obstacle(runtime: Runtime, device: int, source: Source, away: Iterable[Expert]) -> str:
+def obstacle(
+    machine: Machine, runtime: Runtime, device: int, source: Source, away: Iterable[Expert]
+) -> str:
     """Why the kernels of a device must not wait for the host; empty where they may.
 
     `away` are the experts that no device holds.
     """
+    # a simulated device has no driver
+    if (machine.wsl or machine.os == "windows") and not isinstance(runtime, StatesLink):
+        return "drivers of Windows and WSL hold launches back, and end kernels that wait"
     if not isinstance(runtime, BoundsWaits):
         return "the runtime tells of no clock by which kernels could bound a wait"
     clock = runtime.wait_clock(device)
@@ -91,6 +97,7 @@ class Dispatcher:
     degrade: Callable[[Degradation], None]
     doorbell: bool = field(default=False, init=False)
     because: str = field(default="", init=False)
+    alone: bool = field(default=False, init=False)
     time_outs: int = field(default=0, init=False)
     _round: float = field(default=0.0, init=False)
     _medians: dict[str, float] = field(factory=dict, init=False)
@@ -98,6 +105,7 @@ class Dispatcher:
     @classmethod
     def of(
         cls,
+        machine: Machine,
         runtime: Runtime,
         device: int,
         source: Source,
@@ -107,7 +115,7 @@ class Dispatcher:
         degrade: Callable[[Degradation], None],
     ) -> Dispatcher:
         """The choice before anything was timed: stepped. Raises UsageError for what cannot be."""
-        why_not = "" if asked == "stepped" else obstacle(runtime, device, source, away)
+        why_not = "" if asked == "stepped" else obstacle(machine, runtime, device, source, away)
         if why_not and asked == "doorbell":
             raise UsageError(
                 "--dispatch doorbell cannot be had here",
@@ -131,6 +139,10 @@ class Dispatcher:
     def undecided(self) -> bool:
         """Whether rounds are to be timed: to choose, or to know how long a lane may take."""
         return not self.because
+
+    def stand_aside(self) -> None:
+        """No other lane takes part in a round: the device needs nobody to wait for."""
+        self.alone, self.because = True, "no other lane takes part"
 
     def bound(self, tokens: int) -> float:
         """Seconds that a device waits for the answer to one layer of so many tokens at most.
@@ -194,9 +206,9 @@ class Dispatcher:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`: rounds that other lanes take part in."""
+        """For `--json`: how rounds of one token run, and why."""
         return {
-            "mode": "doorbell" if self.doorbell else "stepped",
+            "mode": "device" if self.alone else "doorbell" if self.doorbell else "stepped",
             "because": self.because,
             "round_ms": {name: round(s * 1e3, 3) for name, s in self._medians.items()},
             "time_outs": self.time_outs,

@@ -187,7 +187,9 @@ class DeviceExecutor:
         Then it is decided how rounds run, by timing some where that is open.
         """
         first = self.prepare(Mode(1, 1, 1), doorbell=False)
-        if first.dispatch == "stepped" and self._dispatcher.undecided:
+        if first.dispatch == "device":
+            self._dispatcher.stand_aside()
+        elif self._dispatcher.undecided:
             self._time_rounds()
         for mode in (Mode(1, 1, 1), Mode(self._model.tokens, 0, 1)):
             self.prepare(mode, doorbell=self._dispatcher.doorbell)
