@@ -11,7 +11,7 @@ from test_adapting import TEXT, Bound
 from test_rounds import Aliased, Asked
 from test_split import Unstated
 
-from strata_core.errors import DeviceError, EngineError, UsageError
+from strata_core.errors import DeviceError, EngineError
 from strata_core.kernels.device.dispatch import MOST_TIME_OUTS, Dispatcher
 from strata_core.kernels.device.exchange import LINE
 from strata_core.kernels.device.rounds import Hand
@@ -253,13 +253,18 @@ def test_what_is_not_finite_is_told_as_ever(lab, tiny_file, tools):
 
 
 def refused(lab, checkpoint, source=None, machine=None, wrap=lambda r: r, **hardware):
+    """Why a doorbell that was asked for cannot be had."""
     backend = lab.backend(wrap(lab.runtime(**hardware)), dispatch="doorbell", expert_cache=3)
     if machine is not None:
         backend._machine = evolve(backend._machine, **machine)
-    with pytest.raises(UsageError, match="--dispatch doorbell") as caught:
-        lab.bind(backend, checkpoint, source)
-    lab.check_closed(backend)
-    return caught.value.why
+    executor = lab.bind(backend, checkpoint, source)
+    assert executor.lanes()["dispatch"]["mode"] == "stepped"
+    assert lab.logits(executor, size=5).tobytes() == lab.cpu(checkpoint).tobytes()
+    lab.check_closed(backend, executor)
+    told = lab.degradations.pop()
+    assert told.what == "--dispatch doorbell has no effect"
+    assert lab.degradations == []
+    return told.why
 
 
 def test_where_kernels_must_not_wait(lab, tiny_file):

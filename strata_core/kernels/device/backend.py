@@ -213,16 +213,7 @@ class DeviceBackend:
             split = self._split(placement, cells, host)
             placement.put_split(split.table)
             adaptation = self._adaptation(placement, experts, source, cells, host)
-            dispatcher = Dispatcher.of(
-                self._machine,
-                self.runtime,
-                placement.device,
-                source,
-                cells.away(),
-                self.options.dispatch,
-                self._bound,
-                self._degrade,
-            )
+            dispatcher = self._dispatcher(placement.device, source, cells)
             maker = Maker(
                 self.runtime,
                 placement.device,
@@ -253,6 +244,18 @@ class DeviceBackend:
                     adaptation.close()
             host.close()
             raise
+
+    def _dispatcher(self, device: int, source: Source, cells: Cells) -> Dispatcher:
+        return Dispatcher.of(
+            self._machine,
+            self.runtime,
+            device,
+            source,
+            cells.away(),
+            self.options.dispatch,
+            self._bound,
+            self._degrade,
+        )
 
     def _adaptation(
         self,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import define, field
 
-from strata_core.errors import Degradation, UsageError
+from strata_core.errors import Degradation
 from strata_core.interfaces import Expert, Source, StableSource, Window
 from strata_core.machine import Machine
 from strata_core.runtime import BoundsWaits, Runtime, StatesLink
@@ -68,6 +68,15 @@ def _in_ram(source: Source, expert: Expert) -> bool:
     return found
 
 
+def _without_effect(why_not: str) -> Degradation:
+    return Degradation(
+        what="--dispatch doorbell has no effect",
+        why=why_not,
+        cost="rounds are stepped: a few hundredths of their time",
+        remedy="leave it out; experts that all lie in memory come with --source arena",
+    )
+
+
 def random_tokens(slot: int, vocabulary: int, positions: int) -> Iterator[Window]:
     """Windows of one random token each, at the positions of a sequence in turn, without end."""
     ids = np.random.default_rng(0)
@@ -114,14 +123,10 @@ class Dispatcher:
         least: float,
         degrade: Callable[[Degradation], None],
     ) -> Dispatcher:
-        """The choice before anything was timed: stepped. Raises UsageError for what cannot be."""
+        """The choice before anything was timed: stepped, where it is not open."""
         why_not = "" if asked == "stepped" else obstacle(machine, runtime, device, source, away)
         if why_not and asked == "doorbell":
-            raise UsageError(
-                "--dispatch doorbell cannot be had here",
-                why_not,
-                "leave --dispatch out; tokens do not depend on it",
-            )
+            degrade(_without_effect(why_not))
         clock = runtime.wait_clock(device) if isinstance(runtime, BoundsWaits) else None
         made = cls(
             asked=asked,
