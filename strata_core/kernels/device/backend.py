@@ -34,7 +34,7 @@ from strata_core.kernels.device.dispatch import BOUND, Dispatcher
 from strata_core.kernels.device.executor import PATIENCE, DeviceExecutor
 from strata_core.kernels.device.host_lane import HostLane
 from strata_core.kernels.device.layout import MOST_TOKENS
-from strata_core.kernels.device.measure import cpu_lane, link_lane, samples
+from strata_core.kernels.device.measure import CpuTrials, lanes_together, samples
 from strata_core.kernels.device.options import DeviceOptions, read_options
 from strata_core.kernels.device.placement import Order, Placement
 from strata_core.kernels.device.rounds import Hand, Maker
@@ -313,19 +313,20 @@ class DeviceBackend:
             return Split(table=by_share(shape.entries, asked), asked=asked)
         none = Split(table=by_share(shape.entries, 0.0), asked=asked)
         host.serving.refresh()
-        over = samples(cells, host, shape.top_k)
+        over = samples(cells, host)
         if not over:
             return none
-        link = link_lane(
-            self.runtime, placement.held, placement.device, placement.stream, host, over
+        trials = CpuTrials(host, self._pool, over, shape.top_k)
+        found = lanes_together(
+            self.runtime, placement.held, placement.device, placement.stream, trials
         )
-        if link is None:
+        if found is None:
             self._degrade(_UNMEASURED)
             return none
-        cpu = cpu_lane(host, self._pool, over)
-        table = by_lanes(shape.entries, over[0].layout.nbytes, link, cpu)
+        link, cpu = found.link, found.cpu
+        table = by_lanes(shape.entries, int(trials.nbytes), link, cpu)
         _log.info(
-            "the link moves %.1f GB/s, the CPU computes %.1f GB/s: of 1 to %d misses of a layer "
+            "the link moves %.1f GB/s beside the CPU's %.1f GB/s: of 1 to %d misses of a layer "
             "%s go over the link",
             link.rate / 1e9,
             cpu.rate / 1e9,

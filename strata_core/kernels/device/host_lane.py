@@ -7,7 +7,7 @@ the picks that fell to the CPU (others are -1), and the rows that the combine wi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -60,7 +60,8 @@ class HostLane:
                 self._numbers[whole(op, "layer")] = number
                 self._share(number, exchange)
         self._storage = storage
-        self._tallies: dict[int, tuple[StepCall, int]] = {}
+        self._fine = storage.words([0, 0])
+        self._tallies: dict[tuple[int, int], tuple[StepCall, int]] = {}
         self._phases: dict[tuple[int, str], list[Phase]] = {}
 
     def _share(self, number: int, exchange: Exchange) -> None:
@@ -101,25 +102,38 @@ class HostLane:
 
         `failure` is the address of the cell in which a round's first failure is latched.
         """
-        if layer not in self._tallies:
+        if (layer, failure) not in self._tallies:
             out = self._storage.words([0])
             picks = int(self._chosen[layer].ctypes.data)
             args = [picks, self._frame.count("pick"), out, failure]
             block = self._storage.words(args)
             step = StepCall(self._library.address(Step("tally")), block, self._frame.one)
-            self._tallies[layer] = (step, out)
-        return self._tallies[layer]
+            self._tallies[layer, failure] = (step, out)
+        return self._tallies[layer, failure]
 
-    def try_out(self, pool: Pool, layer: int, picks: Sequence[int]) -> float:
-        """Seconds for experts of a layer whose addresses are known; nothing else may be running."""
-        phases = Schedule.of(self.phases(layer, 1))
+    def trial(self, picks: Mapping[int, Sequence[int]]) -> Schedule:
+        """Experts of layers for one token, one layer behind the other as in a round.
+
+        Their addresses are known; to be run once, before anything else uses this lane.
+        """
+        phases: list[Phase] = []
+        for layer, chosen in picks.items():
+            self._chosen[layer][:] = -1
+            self._chosen[layer][: len(chosen), 0] = chosen
+            tally, count = self.tally(layer, self._fine)
+            work = self.phases(layer, 1)
+            phases.append(Phase((tally,), leader=True, unless=count, leaves_out=len(work)))
+            phases += work
+        return Schedule.of(phases)
+
+    def try_out(self, pool: Pool, trial: Schedule) -> float:
+        """Seconds of a trial; no round may be running."""
         self.begin(1)
-        self._chosen[layer][:] = -1
-        self._chosen[layer][: len(picks), 0] = picks
         began = time.perf_counter()
-        pool.run(phases)
+        pool.run(trial)
         took = time.perf_counter() - began
-        self.experts[layer].served[:] = 0
+        for layer in self.experts.values():
+            layer.served[:] = 0
         return took
 
     def close(self) -> None:
