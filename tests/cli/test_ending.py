@@ -28,8 +28,16 @@ def stop(child) -> tuple[bytes, bytes]:
     return child.communicate(timeout=30)
 
 
-def test_ctrl_c_prints_what_there_is(process) -> None:
-    child = process(*LONG)
+WAITING = (
+    "--backend", "sim", "--source", "arena", "--expert-cache", "20", "--pcie-frac", "0.5",
+    "--dispatch", "doorbell",
+)  # fmt: skip
+"""A device whose kernels wait for the host when the signal comes."""
+
+
+@pytest.mark.parametrize("flags", [(), WAITING], ids=["plain", "doorbell"])
+def test_ctrl_c_prints_what_there_is(process, flags) -> None:
+    child = process(*LONG, *flags)
     first = child.stdout.read(20)
     rest, err = stop(child)
     assert child.returncode == 130

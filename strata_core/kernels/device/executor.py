@@ -206,6 +206,7 @@ class DeviceExecutor:
         try:
             self._dispatcher.choose(attempt)
             self._uncount()
+            self._maker.runtime.synchronize(self._maker.stream)
         finally:
             self.close_sequence(slot)
 
@@ -215,7 +216,7 @@ class DeviceExecutor:
         Rows of logits are none, one or all; splits of attention are a power of two.
         """
         tokens, wanted = len(window.ids), len(window.logits_rows)
-        longest = int(window.positions.max(initial=0)) // SPLIT + 1
+        longest = max(window.positions.tolist(), default=0) // SPLIT + 1
         splits = min(1 << (longest - 1).bit_length(), self._model.splits(0))
         return Mode(tokens, wanted if wanted <= 1 else tokens, splits)
 
