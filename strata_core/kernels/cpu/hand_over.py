@@ -35,7 +35,8 @@ ANSWER_ARGS = ("word", "number", "failure")
 """`word`: address of the int64 that the device waits for; `number`: address of what it becomes."""
 
 TALLY_ARGS = ("picks", "entries", "out", "failure")
-"""`picks`: int32 by entry; `entries`: address of their number; `out`: address of an int64."""
+"""`picks`: int32 by entry; `entries`: address of their number; `out`: address of an int64 [2]: how
+many are found, and 1 if any is, else 0."""
 
 LOOKS = 256
 """Looks at a word between two looks at the clock."""
@@ -115,6 +116,7 @@ def emit_tally(module: ir.Module) -> None:
             mine = e.load(I32, a.picks + i * 4) >= 0
             found.set(found.get() + mine.zext(I64))
         e.store(found.get(), a.out, align=8)
+        e.store((found.get() > 0).zext(I64), a.out, 8, align=8)
 
 
 def emit_answer(module: ir.Module) -> None:

@@ -97,13 +97,27 @@ class HostLane:
             self._phases[layer, mode] = lowering.lower_only(self._numbers[layer])
         return self._phases[layer, mode]
 
-    def tally(self, layer: int, failure: int) -> tuple[StepCall, int]:
-        """A step that counts what fell to the CPU in a layer, and the address of the count.
+    def work(
+        self, layer: int, tokens: int, failure: int
+    ) -> tuple[list[StepCall], list[Phase], int]:
+        """Steps of the leader's, the phases after them, and the address of a count.
 
-        `failure` is the address of the cell in which a round's first failure is latched.
+        The first step counts what fell to the CPU in the layer; where that is nothing the phases
+        may be left out. Of a single token the leader does itself what has one unit, its
+        quantised activations and the order of its picks: the threads meet once less. `failure` is
+        the address of the cell in which a round's first failure is latched.
         """
+        tally, out = self._tally(layer, failure)
+        phases = self.phases(layer, tokens)
+        first, alone = phases[0], {self._frame.count("token"), self._frame.one}
+        if tokens > 1 or first.leader or {step.units for step in first.steps} - alone:
+            return [tally], phases, out
+        return [tally, *(evolve(step, units=out + 8) for step in first.steps)], phases[1:], out
+
+    def _tally(self, layer: int, failure: int) -> tuple[StepCall, int]:
+        """The step that counts, and where: how many, then 1 if there are any."""
         if (layer, failure) not in self._tallies:
-            out = self._storage.words([0])
+            out = self._storage.words([0, 0])
             picks = int(self._chosen[layer].ctypes.data)
             args = [picks, self._frame.count("pick"), out, failure]
             block = self._storage.words(args)
@@ -120,10 +134,9 @@ class HostLane:
         for layer, chosen in picks.items():
             self._chosen[layer][:] = -1
             self._chosen[layer][: len(chosen), 0] = chosen
-            tally, count = self.tally(layer, self._fine)
-            work = self.phases(layer, 1)
-            phases.append(Phase((tally,), leader=True, unless=count, leaves_out=len(work)))
-            phases += work
+            steps, rest, count = self.work(layer, 1, self._fine)
+            phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=len(rest)))
+            phases += rest
         return Schedule.of(phases)
 
     def try_out(self, pool: Pool, trial: Schedule) -> float:

@@ -173,11 +173,10 @@ class Maker:
             awaited = self._start_helpers(layer, label, tokens, steps)
             if layer in by_host:
                 # where nothing fell to the CPU its threads go on to the next segment at once
-                tally, count = self.host.tally(layer, self.hand.cell)
-                work = self.host.phases(layer, tokens)
-                steps.append(tally)
-                phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=len(work)))
-                phases += work
+                own, rest, count = self.host.work(layer, tokens, self.hand.cell)
+                steps += own
+                phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=len(rest)))
+                phases += rest
                 steps = []
             steps += awaited
             if len(graphs) < len(layers):
