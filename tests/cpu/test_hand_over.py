@@ -134,6 +134,26 @@ def test_phases_are_left_out_where_a_word_is_nothing(library, pool, word):
         assert counted.tolist() == [word, word > 0]
 
 
+def test_a_stamp_is_the_time_and_an_answer_the_number(library, pool):
+    line = Line(library)
+    clock, out, words = host_clock(), np.zeros(2, np.int64), np.zeros(2, np.int64)
+    line.wanted[0] = (1 << 40) + 7
+    told = [words[n:].ctypes.data for n in range(2)]
+    wanted, failure = line.wanted.ctypes.data, line.failure.ctypes.data
+    stamps = [line.step("stamp", out[n:].ctypes.data, clock.function, clock.number) for n in (0, 1)]
+    late = line.wait(3, 0.05, give_way=True)
+    steps = (
+        stamps[0],
+        line.step("answer", told[0], wanted, failure),
+        late,
+        line.step("answer", told[1], wanted, failure),
+        stamps[1],
+    )
+    pool.run(Schedule.of([Phase(steps, leader=True)]))
+    assert words.tolist() == [line.wanted[0], 0], "after a failure nobody is answered"
+    assert 0.04 < (out[1] - out[0]) / clock.ticks < 10
+
+
 def test_one_step_runs_alone(library):
     line = Line(library)
     call = line.launch(7)

@@ -34,6 +34,9 @@ to become; `bound`: ticks of the clock to wait at most; `clock`, `clock_id`: see
 ANSWER_ARGS = ("word", "number", "failure")
 """`word`: address of the int64 that the device waits for; `number`: address of what it becomes."""
 
+STAMP_ARGS = ("out", "clock", "clock_id")
+"""`out`: address of an int64; `clock`, `clock_id`: see `Clock`."""
+
 TALLY_ARGS = ("picks", "entries", "out", "failure")
 """`picks`: int32 by entry; `entries`: address of their number; `out`: address of an int64 [2]: how
 many are found, and 1 if any is, else 0."""
@@ -117,6 +120,13 @@ def emit_tally(module: ir.Module) -> None:
             found.set(found.get() + mine.zext(I64))
         e.store(found.get(), a.out, align=8)
         e.store((found.get() > 0).zext(I64), a.out, 8, align=8)
+
+
+def emit_stamp(module: ir.Module, target: Target) -> None:
+    """`stamp`: one unit, which writes down what the clock says."""
+    with step(module, "stamp", STAMP_ARGS) as (e, a, begin, end), e.when(begin < end):
+        windows = "windows" in target.triple or "win32" in target.triple
+        e.store(_now(e, a.clock, a.clock_id, windows=windows), a.out, align=8)
 
 
 def emit_answer(module: ir.Module) -> None:

@@ -39,6 +39,7 @@ def _shared(module: ir.Module, target: Target, largest: int) -> None:
     hand_over.emit_wait(module, target)
     hand_over.emit_tally(module)
     hand_over.emit_answer(module)
+    hand_over.emit_stamp(module, target)
     mailbox.emit_ask(module)
     page_steps.emit_advise(module)
     mailbox.emit_take(module, target)
@@ -72,6 +73,7 @@ SHARED = frozenset(
         "wait",
         "tally",
         "answer",
+        "stamp",
         "ask",
         "take",
         "advise",

@@ -30,6 +30,7 @@ from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.device.adapting import Adaptation, DeviceTable
 from strata_core.kernels.device.cells import Cells
+from strata_core.kernels.device.correcting import Correction
 from strata_core.kernels.device.dispatch import BOUND, Dispatcher
 from strata_core.kernels.device.executor import PATIENCE, DeviceExecutor
 from strata_core.kernels.device.host_lane import HostLane
@@ -42,7 +43,7 @@ from strata_core.kernels.device.segments import Places
 from strata_core.kernels.device.split import Split, by_lanes, by_share
 from strata_core.kernels.program import Program
 from strata_core.memory.ledger import Ledger, vram
-from strata_core.runtime import Runtime
+from strata_core.runtime import Runtime, StatesLink
 
 _log = logging.getLogger("strata.device")
 
@@ -237,6 +238,7 @@ class DeviceBackend:
                 lambda: self._drop(placement),
                 dispatcher,
                 adaptation,
+                self._correction(placement, host, hand, split),
             )
         except BaseException:
             if adaptation is not None:
@@ -244,6 +246,17 @@ class DeviceBackend:
                     adaptation.close()
             host.close()
             raise
+
+    def _correction(
+        self, placement: Placement, host: HostLane, hand: Hand, split: Split
+    ) -> Correction | None:
+        """What corrects a split that was measured; a simulated link has no time to go by."""
+        if split.cpu is None or isinstance(self.runtime, StatesLink):
+            return None
+        layouts = [placement.model.layouts[layer].nbytes for layer in placement.model.routed]
+        nbytes = sum(layouts) / len(layouts)
+        top_k = placement.model.shape.top_k
+        return Correction(host.stamps, host.counts, hand.ticks, nbytes, top_k)
 
     def _dispatcher(self, device: int, source: Source, cells: Cells) -> Dispatcher:
         return Dispatcher.of(

@@ -162,26 +162,29 @@ class Dispatcher:
         `attempt` runs one, as a doorbell or not, and says whether it was in time.
         """
         attempt(False)  # what is done for the first time
+        start = time.perf_counter()
+        attempt(False)
+        self._round = time.perf_counter() - start
+        late = not attempt(True)  # whose bound is known now
         began = time.perf_counter()
         times: dict[bool, list[float]] = {False: [], True: []}
-        late = False
         while len(times[True]) < PAIRS[1] and not late:
             for doorbell, taken in times.items():
                 start = time.perf_counter()
-                late = late or not attempt(doorbell)
+                late = not attempt(doorbell) or late
                 taken.append(time.perf_counter() - start)
-                self._round = max(times[False])
             if time.perf_counter() - began > BUDGET:
                 break
+        self._round = max(self._round, *times[False], 0.0)
         self._decide(times[False], times[True], late=late)
 
     def _decide(self, stepped: list[float], doorbell: list[float], *, late: bool) -> None:
         pairs = len(doorbell)
-        self._medians = {"stepped": median(stepped), "doorbell": median(doorbell)}
+        if pairs:
+            self._medians = {"stepped": median(stepped), "doorbell": median(doorbell)}
         said = f"{pairs} rounds each: " + ", ".join(
             f"{name} {seconds * 1e3:.3f} ms" for name, seconds in self._medians.items()
         )
-        won = self._medians["doorbell"] < (1 - GAIN) * self._medians["stepped"]
         if self.asked == "doorbell":
             self.doorbell, self.because = True, "--dispatch doorbell"
         elif late:
@@ -189,6 +192,7 @@ class Dispatcher:
         elif pairs < PAIRS[0]:
             self.because = f"rounds are too long for it to matter ({said})"
         else:
+            won = self._medians["doorbell"] < (1 - GAIN) * self._medians["stepped"]
             self.doorbell, self.because = won, said
         _log.info("rounds are %s: %s", "doorbells" if self.doorbell else "stepped", self.because)
 

@@ -98,6 +98,7 @@ def exchange_regions(shape: Shape) -> Regions:
     for name in ("picks", "lanes", "host"):
         regions.add(name, picks_of(shape, shape.layers))
     regions.add("host_rows", 4 * shape.entries * shape.outputs)
+    regions.add("share", 4 * (shape.entries + 1))
     add_counts(regions, shape)
     regions.add("result", STATUS_BYTES + 4 * shape.tokens * shape.vocabulary)
     regions.add("helper status", LINE * MOST_HELPERS)

@@ -11,14 +11,15 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from strata_core.errors import EngineError, StrataError
+from strata_core.errors import EngineError
 from strata_core.interfaces import Expert, ExpertFiles, Window
-from strata_core.kernels.cpu.hand_over import NO_FAILURE, TIMED_OUT
+from strata_core.kernels.cpu.hand_over import NO_FAILURE
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.device.adapting import Adaptation
+from strata_core.kernels.device.correcting import Correction
 from strata_core.kernels.device.dispatch import Dispatcher, random_tokens
 from strata_core.kernels.device.exchange import LINE, MOST_HELPERS, next_number
 from strata_core.kernels.device.kv import KvRoom, KvRooms
@@ -26,6 +27,7 @@ from strata_core.kernels.device.layout import HIT, HOST, LANES, LATE, LINK, STAT
 from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.rounds import Maker, Round
 from strata_core.kernels.device.segments import Mode
+from strata_core.kernels.device.stopped import not_at_rest, stopped
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.held import undo_all
 
@@ -52,13 +54,14 @@ class DeviceExecutor:
         on_close: Callable[[], None],
         dispatcher: Dispatcher,
         adaptation: Adaptation | None = None,
+        correction: Correction | None = None,
     ) -> None:
         self._maker, self._rooms, self._files = maker, rooms, experts
         self._prompts = prompts
         self._model, self._exchange = maker.model, maker.places.exchange
         self._run_step, self._pool = library.runner(), pool
         self._on_close, self._adaptation = on_close, adaptation
-        self._dispatcher = dispatcher
+        self._dispatcher, self._correction = dispatcher, correction
         self._rounds: dict[tuple[Mode, bool], Round] = {}
         self._slots: dict[int, KvRoom] = {}
         self._number = 0
@@ -143,7 +146,7 @@ class DeviceExecutor:
     def _prompt(self, window: Window) -> NDArray[np.float32]:
         self._settle()
         if self._adaptation is not None and not self._adaptation.rest():
-            raise self._not_at_rest(self._adaptation)
+            raise not_at_rest(self._adaptation.reading(), self._maker.hand.bound)
         self._number = next_number(self._number)
         places = [self._slots[int(s)].place for s in window.slots]
         logits = self._prompts.run(window, places, self._number)
@@ -241,6 +244,8 @@ class DeviceExecutor:
         if latched != NOTHING_LATCHED:
             raise not_finite(self._model.program, self._files, latched)
         self._count(mode.tokens, decoding=decoding)
+        if self._correction is not None and mode.tokens == 1:
+            self._correct(self._correction)
         return self._rows[:wanted]
 
     def _attempt(self, window: Window, ready: Round) -> bool:
@@ -255,9 +260,22 @@ class DeviceExecutor:
         self._unsettled = True
         self._run_round(ready)
         if self._maker.hand.failure[0] != NO_FAILURE:
-            raise self._stopped(ready)
+            said = self._maker.runtime.take_error()
+            raise stopped(self._maker.hand, said, self._model.routed, ready.dispatch)
         self._unsettled = False
         return bool(self._late[0] == NOTHING_LATCHED)
+
+    def _correct(self, correction: Correction) -> None:
+        """Split misses otherwise from the next round on, where the last ones ask for it."""
+        found = correction.after(self._maker.split)
+        if found is None:
+            return
+        # the copy of the last correction was done long ago: rounds came after it
+        mirror = self._exchange.array("share", np.int32, len(found.table))
+        mirror[:] = found.table
+        target, source = self._maker.places.regions.at("share"), mirror.ctypes.data
+        self._maker.runtime.copy(target, source, mirror.nbytes, self._maker.stream)
+        self._maker.split = found
 
     def _uncount(self) -> None:
         """What lanes served becomes again what it was after the last round that counts."""
@@ -284,38 +302,10 @@ class DeviceExecutor:
 
     # failures
 
-    def _not_at_rest(self, adaptation: Adaptation) -> StrataError:
-        """The error of a prompt whose slots others still use; the next prompt looks again."""
-        reading, bound = adaptation.reading(), f"{self._maker.hand.bound:g} s"
-        why = f"the copies did not come to an end within {bound}"
-        remedy = "try again; if it stays so, look at the system's log for errors of the device"
-        if reading is not None:
-            why = f"the source did not read {reading} within {bound}"
-            remedy = "try again; if it stays so, check the disk that the model's files are on"
-        return EngineError(
-            "experts are still on their way into the cache, whose slots a prompt needs", why, remedy
-        )
-
     def _latched(self) -> int:
         """The lowest op that met a value that is not finite, on any device or the CPU."""
         of_helpers: list[int] = self._helper_status.tolist()
         return min(int(self._status[0]), int(self._maker.host.status[0]), *of_helpers)
-
-    def _stopped(self, ready: Round) -> StrataError:
-        """The error of a round that a launch or a wait ended; the driver is asked for its own."""
-        kind, label = (int(v) for v in self._maker.hand.failure)
-        said = self._maker.runtime.take_error()
-        routed = self._model.routed
-        where = f"layer {routed[label]}" if label < len(routed) else "its end"
-        if kind == TIMED_OUT:
-            why = f"the device did not answer within {self._maker.hand.bound:g} s"
-        else:
-            why = "the driver did not launch a graph"
-        return EngineError(
-            f"a round stopped at {where} in {ready.dispatch} mode",
-            f"{why}; the driver says: {said or 'nothing'}",
-            "if it happens again, look at the system's log for errors of the device",
-        )
 
     def _settle(self) -> None:
         """After a failure: wait until the device is idle, at most as long as for a round."""

@@ -27,7 +27,11 @@ from strata_core.kernels.device.workspace import Model, buffer_of, whole
 
 
 class HostLane:
-    """The phases of every routed layer, and the experts' addresses that they read."""
+    """The phases of every routed layer, and the experts' addresses that they read.
+
+    `counts` has for each layer what fell to it in the last round (and 1 if anything did), `stamps`
+    when its part began and ended.
+    """
 
     def __init__(
         self,
@@ -61,6 +65,9 @@ class HostLane:
                 self._share(number, exchange)
         self._storage = storage
         self._fine = storage.words([0, 0])
+        layers = len(model.routed)
+        self.counts = storage.zeros((layers, 2), np.int64)
+        self.stamps = storage.zeros((layers, 2), np.int64)
         self._tallies: dict[tuple[int, int], tuple[StepCall, int]] = {}
         self._phases: dict[tuple[int, str], list[Phase]] = {}
 
@@ -117,13 +124,18 @@ class HostLane:
     def _tally(self, layer: int, failure: int) -> tuple[StepCall, int]:
         """The step that counts, and where: how many, then 1 if there are any."""
         if (layer, failure) not in self._tallies:
-            out = self._storage.words([0, 0])
+            out = int(self.counts[self._model.routed.index(layer)].ctypes.data)
             picks = int(self._chosen[layer].ctypes.data)
             args = [picks, self._frame.count("pick"), out, failure]
             block = self._storage.words(args)
             step = StepCall(self._library.address(Step("tally")), block, self._frame.one)
             self._tallies[layer, failure] = (step, out)
         return self._tallies[layer, failure]
+
+    def times(self, layer: int) -> tuple[int, int]:
+        """Addresses of a layer's `stamps`."""
+        at = int(self.stamps[self._model.routed.index(layer)].ctypes.data)
+        return at, at + 8
 
     def trial(self, picks: Mapping[int, Sequence[int]]) -> Schedule:
         """Experts of layers for one token, one layer behind the other as in a round.

@@ -76,6 +76,15 @@ class Hand:
         how = (bound, clock.function, clock.number, yield_function())
         return self._step("wait", address, self.wanted, *how, self.cell, label)
 
+    def stamp(self, address: int) -> StepCall:
+        """Write down there what the host's clock says."""
+        return self._step("stamp", address, self._clock.function, self._clock.number)
+
+    @property
+    def ticks(self) -> float:
+        """Ticks of that clock in a second."""
+        return float(self._clock.ticks)
+
     def answer(self, address: int) -> StepCall:
         """Write the number of the round where the device waits for it."""
         return self._step("answer", address, self.wanted, self.cell)
@@ -174,10 +183,11 @@ class Maker:
             if layer in by_host:
                 # where nothing fell to the CPU its threads go on to the next segment at once
                 own, rest, count = self.host.work(layer, tokens, self.hand.cell)
-                steps += own
+                began, ended = self.host.times(layer)
+                steps += [own[0], self.hand.stamp(began), *own[1:]]
                 phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=len(rest)))
                 phases += rest
-                steps = []
+                steps = [self.hand.stamp(ended)]
             steps += awaited
             if len(graphs) < len(layers):
                 answer = self.places.exchange.rest.at("answers") + LINE * label
