@@ -14,6 +14,7 @@ NEEDED = (
     "hipDeviceSynchronize",
     "hipEventCreateWithFlags",
     "hipEventDestroy",
+    "hipEventElapsedTime",
     "hipEventQuery",
     "hipEventRecord",
     "hipFree",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -260,8 +260,7 @@ class DeviceExecutor:
         self._unsettled = True
         self._run_round(ready)
         if self._maker.hand.failure[0] != NO_FAILURE:
-            said = self._maker.runtime.take_error()
-            raise stopped(self._maker.hand, said, self._model.routed, ready.dispatch)
+            raise stopped(self._maker, ready.dispatch)
         self._unsettled = False
         return bool(self._late[0] == NOTHING_LATCHED)
 
@@ -320,8 +319,11 @@ class DeviceExecutor:
             try:
                 runtime.record(event, stream)
                 limit = time.monotonic() + self._maker.hand.bound
-                while not runtime.finished(event):
-                    if time.monotonic() > limit:
+                while True:
+                    late = time.monotonic() > limit
+                    if runtime.finished(event):
+                        break
+                    if late:
                         raise EngineError(
                             f"{runtime.label}{device} is still busy with a round that failed",
                             f"it did not come to an end within {self._maker.hand.bound:g} s",
@@ -368,6 +370,14 @@ class DeviceExecutor:
         """How misses are split, the rates behind it, and how rounds of several lanes run."""
         split = self._maker.split.as_json(self._model.shape.top_k)
         return {**split, "dispatch": self._dispatcher.as_json()}
+
+    def time_prompts(self, *, on: bool) -> None:
+        """Keep the times of prompts' chunks from now on, or no longer."""
+        self._prompts.time_chunks(on=on)
+
+    def prompt_times(self) -> Sequence[Mapping[str, Any]]:
+        """Copies, computing and waits of each chunk by layer, by the device's clock."""
+        return [chunk.as_json() for chunk in self._prompts.chunk_times()]
 
     def close(self) -> None:
         """Free graphs, buffers and slots; the pool and the device belong to the backend."""

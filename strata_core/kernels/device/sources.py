@@ -13,6 +13,7 @@ import numpy as np
 from attrs import frozen
 
 from strata_core.checkpoint.types import TYPES
+from strata_core.kernels.device.prompt_table import SHORT_HEAD, attention_room
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
@@ -30,9 +31,10 @@ FILES = {
     "routing.cu": ("route", "assign", "dispatch", "claim"),
     "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),
     "prompt_attention.cu": ("prompt_attention",),
+    "prompt_long_heads.cu": (),
     "prompt_routing.cu": ("prompt_group", "prompt_combine"),
 }  # fmt: skip
-"""Which file holds which kernels."""
+"""Which file holds which kernels; `prompt_long_heads.cu` has prompt_attention for longer heads."""
 
 FILE_OF = {kernel: file for file, kernels in FILES.items() for kernel in kernels}
 
@@ -55,8 +57,12 @@ def source_of(key: KernelKey) -> Source:
     if kernel is None or len(key.parameters) != len(kernel.parameters):
         raise ValueError(f"there is no device kernel {key.name} for {key.parameters}")
     named = dict(zip(kernel.parameters, key.parameters, strict=True))
-    lines = [f"#define KERNEL_{key.name}", *_definitions(named)]
-    text = "\n".join([*lines, "", *map(_read, HEADERS), _read(FILE_OF[key.name])])
+    lines, file = [f"#define KERNEL_{key.name}", *_definitions(named)], FILE_OF[key.name]
+    if key.name == "prompt_attention":
+        head_dim = int(named["head_dim"])
+        file = "prompt_long_heads.cu" if head_dim > SHORT_HEAD else file
+        lines.append(f"#define ROOM_BYTES {attention_room(head_dim)}")
+    text = "\n".join([*lines, "", *map(_read, HEADERS), _read(file)])
     label = "_".join([key.name, *map(str, key.parameters)])
     return Source(text, f"strata_{label}.cu", "add_rows" if key.name == "add" else key.name)
 

@@ -32,8 +32,9 @@ class Doing:
     def as_one(self, stream: Stream, graph: int) -> Work:
         """All pieces as one piece of work, for the queue of their stream."""
         uses = tuple(use for piece in self._pieces for use in piece.uses)
-        what = "graph that waits for the host"
-        return Work(what, stream, uses, self.wait, graph=graph, running=self.goes_on)
+        made = Work("graph that waits for the host", stream, uses, self.wait, graph=graph)
+        made.running, made.takes = self.goes_on, sum(piece.takes for piece in self._pieces)
+        return made
 
     def start(self, machine: Machine) -> None:
         """Begin; the caller holds the lock."""

@@ -27,7 +27,8 @@ kv_append(const float* k, const float* v, const int* positions, const Place* pla
 
 #define PER_WARP (HEAD_DIM < 32 ? HEAD_DIM : 32)
 #define TILE_BYTES (TILE * ((HEAD_DIM + 31) / 32) * PER_WARP * (int)sizeof(Stored))
-#define RING (TILE_BYTES * TILES <= 40960 ? TILES : 40960 / TILE_BYTES)
+#define MOST_SENT (TILES < TILES_AHEAD ? TILES : TILES_AHEAD)
+#define RING (TILE_BYTES * MOST_SENT <= 40960 ? MOST_SENT : 40960 / TILE_BYTES)
 
 // Values of the last few tiles, or of those to come: a warp's 32 elements of 32 positions.
 struct Ring {

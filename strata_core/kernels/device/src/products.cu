@@ -47,8 +47,9 @@ DEV void float_row(const u8* row, X x, int tokens, int columns, int lane, float*
   float s[T][2];
 #pragma unroll
   for (int t = 0; t < T; t++) s[t][0] = s[t][1] = 0.f;
-#pragma unroll(T == 1 ? 16 : 2)
-  for (int i = lane; i - lane < columns; i += 64) {
+#pragma unroll(T == 1 ? FLOATS_AHEAD : 2)
+  for (int start = 0; start < columns; start += 64) {
+    int i = start + lane;
     // the zero tail takes part: it makes +0 of a stripe that is -0
     bool a = i < columns, b = i + 32 < columns;
     float w = a ? W::at(row, i) : 0.f, v = b ? W::at(row, i + 32) : 0.f;
@@ -256,10 +257,10 @@ DEV void gate_and_up(const u8* gate, const u8* up, const u8* x, const int* found
 #ifdef QUANTISED
   int j = lane & 7;
   size_t pitch = record_pitch(columns);
-  const u8* only = x + found[0] / top_k * pitch;
+  const u8* only = x + alike(found[0] / top_k) * pitch;
 #pragma unroll
   for (int t = 0; t < T; t++) a[t] = b[t] = 0.f;
-#pragma unroll(T == 1 ? AHEAD : 1)
+#pragma unroll(T == 1 ? PAIRS_AHEAD : 1)
   for (int k = j; k < columns >> 5; k += 8) {
     Block f, g;
     GATE::load(gate, k, f);
@@ -268,7 +269,7 @@ DEV void gate_and_up(const u8* gate, const u8* up, const u8* x, const int* found
     for (int t = 0; t < T; t++) {
       if (T == 1 || t < n) {
         Activations v;
-        load_block(T == 1 ? only : x + found[t] / top_k * pitch, k, v);
+        load_block(T == 1 ? only : x + alike(found[t] / top_k) * pitch, k, v);
         a[t] = block_step<GATE>(f, v, a[t]);
         b[t] = block_step<UP>(g, v, b[t]);
       }
@@ -279,7 +280,7 @@ DEV void gate_and_up(const u8* gate, const u8* up, const u8* x, const int* found
     if (T == 1 || t < n) a[t] = fold8(a[t]), b[t] = fold8(b[t]);
 #else
   int j = lane;
-  auto row = [=](int t) { return (const float*)x + (size_t)(found[t] / top_k) * columns; };
+  auto row = [=](int t) { return (const float*)x + (size_t)alike(found[t] / top_k) * columns; };
   float_row<GATE, T>(gate, row, n, columns, lane, a);
   float_row<UP, T>(up, row, n, columns, lane, b);
 #endif
