@@ -174,6 +174,9 @@ static inline unsigned atomicMin(unsigned* at, unsigned v) {
   return old;
 }
 static inline void __threadfence_system() {}
+static unsigned long long looks;  // the clock of waits: it ticks when it is looked at
+static inline unsigned long long ticks() { return ++looks; }
+static inline long long word_of_host(const long long* word) { return *(const volatile long long*)word; }
 #define MEET_WARP() meet_warp(__LINE__)
 static char dynamic_bytes[256 << 10] __attribute__((aligned(128)));
 #define SHARED_BYTES(name) static unsigned char* const name = (unsigned char*)dynamic_bytes
