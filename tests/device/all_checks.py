@@ -4,15 +4,16 @@
         [--only NAME ...] [--matrix] [--out FOLDER]
 
 MODELS is the folder of the reference models (kjv-moe/, tiny/). The checks, by name: `verbs` (the
-suite of a runtime), `kernels` (compiled, then every kernel's bits), `golden` (the rows that a start
-looks at), `identity MODEL` (every place of experts against the CPU's bits, with --matrix every size
-of the cache too), `memcheck` and `racecheck` (compute-sanitizer over a tiny model in `stepped`
-mode), `closeness` (logits against the given oracle), `refusals` (page-locking that is refused),
-`failures` (memory that runs out, interrupts, lost contexts), `two logical` (a helper on the same
-device), `memory` (page-locking's rates and bytes), `hip` (the HIP plugin on this device, where
-hip-python is installed). Several run at once, but those that take or measure all of the device.
-What each says goes to FOLDER/NAME.log; the summary has its last line. Begins nothing after
---seconds, and ends what still runs. Leaves with 1 where anything failed or was left.
+suite of a runtime), `kernels` (compiled, then every kernel's bits), `memory` (page-locking),
+`identity MODEL` (every place of experts against the CPU's bits, with --matrix every size of the
+cache too), `closeness` (logits against the given oracle), `refusals` (memory that runs out at each
+allocation, and the settings that refuse), `golden` (the self-test's rows of every type), `helper`
+(the device as its own helper), `paths` (a driver that pins little, in both orders), `memcheck` and
+`racecheck` (compute-sanitizer over a tiny model in `stepped` mode), `hip` (the HIP plugin on this
+device, where hip-python is installed), and behind the others, alone, `failures` (interrupts, traps,
+memory that goes in mid-prompt), `memory` and `hip`.
+Several run at once. What each says goes to FOLDER/NAME.log; the summary has its last line. Begins
+nothing after --seconds, and ends what still runs. Leaves with 1 where anything failed or was left.
 
 `--backend sim` tries all of it that needs no device.
 """
@@ -103,8 +104,6 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     )
     on = ("--on", "host", "--only", "add") if no_device else ()
     yield Check(name="kernels", command=(python, str(HERE / "check_kernels.py"), *cache, *on))
-    golden = (python, str(HERE / "check_golden.py"), "--on", backend, *cache)
-    yield Check(name="golden", command=golden, limit=120)
     matrix = ("--matrix",) if asked.matrix else ()
     for model in models_of(asked.models):
         command = (python, str(HERE / "identity.py"), "--backend", backend, str(model), *matrix)
@@ -115,17 +114,30 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     kjv = [str(model) for model in models_of(asked.models) if model.parent.name != "tiny"]
     closeness = (python, str(ROOT / "tests/model/closeness.py"), *kjv, "--given", "--kv", "fp16")
     yield Check(name="closeness", command=(*closeness, "--backend", backend), limit=200)
-    long = str(asked.models / "kjv-moe" / KJV[0])  # failures ask for a prompt of 1,500 tokens
-    for name in ("refusals", "failures", "two_logical"):
-        command = (python, str(HERE / f"{name}.py"), long, "--backend", backend)
-        alone = name == "failures"
-        yield Check(name=name.replace("_", " "), command=command, limit=240, alone=alone)
+    refusals = (python, str(HERE / "device_refusals.py"), str(asked.models / "tiny" / CHECKED))
+    yield Check(name="refusals", command=(*refusals, "--backend", backend), limit=240)
+    yield from _ends(asked, cache)
     memory = (python, str(HERE / "check_memory.py"), "--gib", "4")
     yield Check(name="memory", command=memory, limit=120, missing=no_device, alone=True)
     hip = (python, str(HERE / "check_hip.py"), "quick", str(asked.models))
     found = find_spec("rocm") or find_spec("hip")
     none = no_device or ("" if found else "hip-python is not installed")
     yield Check(name="hip", command=hip, limit=150, missing=none, alone=True)
+
+
+def _ends(asked: argparse.Namespace, cache: tuple[str, ...]) -> Iterator[Check]:
+    """Golden rows, the device as its own helper, what goes wrong, and what is not page-locked."""
+    on = ("--backend", asked.backend)
+    model = str(asked.models / "kjv-moe" / "kjv-Q4_0.gguf")
+    programs = {
+        "golden": ("check_golden.py", "--on", asked.backend, *cache),
+        "helper": ("two_logical.py", model, *on),
+        "failures": ("failures.py", model, *on, "--bound", "60"),
+        "paths": ("refusals.py", model, *on, *cache),
+    }
+    for name, (program, *arguments) in programs.items():
+        command = (sys.executable, str(HERE / program), *arguments)
+        yield Check(name=name, command=command, limit=240, alone=name == "failures")
 
 
 def _tools(asked: argparse.Namespace, no_device: str) -> Iterator[Check]:
@@ -194,8 +206,8 @@ def main() -> int:
     given.setdefault("STRATA_THREADS", str(THREADS))
     wanted = [c for c in checks(asked) if not asked.only or c.name.startswith(tuple(asked.only))]
     print(f"{len(wanted)} checks, {asked.jobs} at once; what they print is in {folder}", flush=True)
-    beside = [check for check in wanted if not check.alone]
     with ThreadPoolExecutor(asked.jobs) as pool:
+        beside = [check for check in wanted if not check.alone]
         results = list(pool.map(lambda check: run(check, until, folder, given), beside))
     results += [run(check, until, folder, given) for check in wanted if check.alone]
     print("\n## Summary", *results, sep="\n")
