@@ -205,6 +205,25 @@ class Runtime(Protocol):
         """Free whatever is left and close the contexts. Calling it again does nothing."""
 
 
+@frozen
+class WaitClock:
+    """The clock by which a device's kernels bound their waits: its ticks in a second.
+
+    0 where a kernel must not wait for the host, and then why: "why not" in a few words.
+    """
+
+    ticks: float
+    why_not: str = ""
+
+
+@runtime_checkable
+class BoundsWaits(Protocol):
+    """A runtime whose kernels may wait for the host, on some devices at least."""
+
+    def wait_clock(self, device: int) -> WaitClock:
+        """What `ticks()` of the device sources counts there. The device's context is open."""
+
+
 @runtime_checkable
 class TimesEvents(Protocol):
     """A runtime whose events can tell how much time lay between them."""

@@ -59,7 +59,7 @@ def logits(lab, checkpoint, runtime):
 
 
 @pytest.mark.skipif(host_compiler() is None, reason="there is no C++ compiler")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
     """On a device without matrix units and on one with them."""
     checkpoint = tiny_file()

@@ -174,6 +174,9 @@ static inline unsigned atomicMin(unsigned* at, unsigned v) {
   return old;
 }
 static inline void __threadfence_system() {}
+static unsigned long long looks;  // the clock of waits: it ticks when it is looked at
+static inline unsigned long long ticks() { return ++looks; }
+static inline long long word_of_host(const long long* word) { return *(const volatile long long*)word; }
 #define MEET_WARP() meet_warp(__LINE__)
 static char dynamic_bytes[256 << 10] __attribute__((aligned(128)));
 #define SHARED_BYTES(name) static unsigned char* const name = (unsigned char*)dynamic_bytes
@@ -251,14 +254,18 @@ static void start_block() {
   }
 }
 
-// Runs fibers in turn until all have ended, or none gets on.
+// Runs fibers in turn until all have ended, or none gets on; every other time the last one first, so
+// that what one writes and another reads without meeting in between is found.
 static void run_block() {
+  static bool back;
   start_block();
   for (long idle = 0; running > 0;) {
     int before = running;
     unsigned long long state = turns;
     for (int i = 0; i < threads / 32 + 1; i++) state += turn[i < FIBERS / 32 ? i : 0];
-    for (int i = 0; i < threads && running > 0; i++) {
+    back = !back;
+    for (int k = 0; k < threads && running > 0; k++) {
+      int i = back ? threads - 1 - k : k;
       if (ended[i]) continue;
       current = i;
       threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};

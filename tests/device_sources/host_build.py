@@ -79,7 +79,7 @@ class HostBuild:
                 [*command, str(source), "-o", str(target)],
                 check=True,
                 capture_output=True,
-                timeout=300,
+                timeout=600,
             )
         return ctypes.CDLL(str(target))
 

@@ -112,7 +112,7 @@ def emulated(folder):
     runtime.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.label} {case.key.parameters}")
 def test_bits_are_the_cpus(expected, emulated, case):
     assert difference(expected.run(case), emulated.run(case)) == ""

@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import field, frozen
 
 from strata_core.kernels.cpu.unpack import UNPACK
-from strata_core.kernels.device.entry import DeviceKernel, Geometry, Values, staged
+from strata_core.kernels.device.entry import (
+    WAIT_ARGS,
+    DeviceKernel,
+    Geometry,
+    Values,
+    staged,
+)
 from strata_core.kernels.device.layout import MOST_TOKENS
 
 WIDEST_ROW = 8192
@@ -123,6 +129,7 @@ _ALL = (
                 "x": "ptr",
                 "entries": "ptr",
                 "weights": "ptr",
+                **WAIT_ARGS,
                 "out": "ptr",
                 "gain": "ptr",
                 "records": "ptr",

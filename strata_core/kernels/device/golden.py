@@ -316,8 +316,21 @@ class GoldenWork:
         shared = {
             "entries": self.image.at(entries),
             "weights": self.image.at(_WEIGHTS, "router weights"),
+            **self._answered(),
         }
         return shared, self.image.floats(name, HIT, sums, before), sums
+
+    def _answered(self) -> dict[str, int]:
+        """Arguments of a wait for the host that is over: it has answered round 1 already."""
+        number = np.array([1], np.int64)
+        answer = self.image.put(number, "answer")
+        return {
+            "answer": self.seen + answer if self.seen else 0,
+            "round": self.image.at(number, "round"),
+            "late": self.image.at(np.array([0xFFFFFFFF], np.uint32), "late"),
+            "bound": 0,
+            "layer": 0,
+        }
 
 
 def _of_prompts(plain: str, kernel: str) -> Callable[..., None]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attrs import define, field, frozen
 
 from strata_core.kernels.cpu.workspace import Dense
-from strata_core.kernels.device.exchange import Exchange, word
+from strata_core.kernels.device.exchange import LINE, Exchange, word
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.program import Weight
 from strata_core.runtime import PLAIN_ROOM, Launch
@@ -74,3 +74,7 @@ class Places:
     def seen_word(self, layer: int, helper: int = 0) -> int:
         """An announcing word, by the device's address."""
         return self.seen("words", word(self.exchange.shape, layer, helper))
+
+    def seen_answer(self, layer: int) -> int:
+        """The answer of the host to a routed layer, by the device's address."""
+        return self.seen("answers", LINE * layer)

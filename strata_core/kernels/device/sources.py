@@ -19,7 +19,7 @@ from strata_core.runtime import KernelKey
 
 HERE = Path(__file__).parent / "src"
 
-HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h", "stage.h", "kv.h")
+HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h", "stage.h", "kv.h", "wait.h")
 
 FILES = {
     "elementwise.cu": (

@@ -277,6 +277,34 @@ DEV u32 slide(u32 low, u32 high, u32 from) {
 // --- memory that others see
 DEV void fence_system() { __threadfence_system(); }
 
+// --- what a thread needs that waits for the host: a word of the host's memory, behind which this
+// thread sees what the host wrote before it; and a clock, whose rate the runtime tells.
+#if defined(STRATA_EMULATED)
+#elif defined(STRATA_HIP)
+DEV i64 word_of_host(const i64* word) {
+  return __hip_atomic_load(word, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+DEV u64 ticks() {
+#if defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || \
+    defined(__gfx1200__) || defined(__gfx1201__)
+  return __builtin_amdgcn_s_sendmsg_rtnl(0x83);
+#else
+  return __builtin_amdgcn_s_memrealtime();
+#endif
+}
+#else
+DEV i64 word_of_host(const i64* word) {
+  i64 v;
+  asm volatile("ld.acquire.sys.global.s64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
+  return v;
+}
+DEV u64 ticks() {
+  u64 t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+#endif
+
 DEV void latch(u32* status, int op) { atomicMin(status, (u32)op); }
 
 #endif

@@ -57,7 +57,8 @@ norm_rows(const float* x, float* out, const float* gain, u8* records, u32* statu
 #define MOST_PICKS 64
 
 KERNEL(1024)
-combine_norm(float* x, const Entry* entries, const float* weights, float* out, const float* gain,
+combine_norm(float* x, const Entry* entries, const float* weights, const i64* answer,
+             const i64* round, u32* late, i64 bound, int layer, float* out, const float* gain,
              u8* records, u32* status, int rows, int dim, int top_k, float eps, int op) {
   SHARED_BYTES(bytes);
   __shared__ const volatile float* from[MOST_PICKS];
@@ -72,6 +73,7 @@ combine_norm(float* x, const Entry* entries, const float* weights, float* out, c
   for (int i = threadIdx.x * 32; i < dim; i += 1024 * 32) prefetch(gain + i);
   __syncthreads();
   follow();
+  await_lanes(answer, round, late, bound, layer);
   for (int i = threadIdx.x; i < dim; i += 1024) {
     float acc = 0.f;
 #pragma unroll 8
