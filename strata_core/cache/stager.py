@@ -99,6 +99,17 @@ class Stager:
         self.experts += 1
         self.nbytes += layout.nbytes
 
+    def fetch(self, blob: int, layout: BlobLayout, parts: Sequence[int]) -> None:
+        """Copy a blob from the device to memory that no copy engine may write, and wait for it."""
+        turn = self._next()
+        address = self.staging.addresses[turn]
+        self.runtime.copy(address, blob, layout.nbytes, self.stream)
+        self.runtime.record(self.events[turn], self.stream)
+        await_event(self.runtime, self.events[turn], self.bound, "a copy from the device")
+        buffer = bytes_at(address, layout.nbytes)
+        for part, at in zip(layout.parts, parts, strict=True):
+            bytes_at(at, part.nbytes)[:] = buffer[part.offset : part.offset + part.nbytes]
+
     def let_go(self, event: int) -> None:
         """Give back what was sent before the last call; `event` is behind what was sent since then.
 

@@ -11,7 +11,7 @@ allocation, and the settings that refuse), `golden` (the self-test's rows of eve
 (the device as its own helper), `paths` (a driver that pins little, in both orders), `memcheck` and
 `racecheck` (compute-sanitizer over a tiny model in `stepped` mode), `hip` (the HIP plugin on this
 device, where hip-python is installed), and behind the others, alone, `failures` (interrupts, traps,
-memory that goes in mid-prompt).
+memory that goes in mid-prompt), `memory` and `hip`.
 Several run at once. What each says goes to FOLDER/NAME.log; the summary has its last line. Begins
 nothing after --seconds, and ends what still runs. Leaves with 1 where anything failed or was left.
 
@@ -57,7 +57,7 @@ THREADS = 4
 class Check:
     """A command, the seconds that it may take, and why it cannot be run ("": it can).
 
-    `alone`: it takes all of the device's memory, and looks at what is free of it.
+    `alone`: it takes or measures the whole device, so that nothing may run beside it.
     """
 
     name: str
@@ -118,11 +118,11 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     yield Check(name="refusals", command=(*refusals, "--backend", backend), limit=240)
     yield from _ends(asked, cache)
     memory = (python, str(HERE / "check_memory.py"), "--gib", "4")
-    yield Check(name="memory", command=memory, limit=120, missing=no_device)
+    yield Check(name="memory", command=memory, limit=120, missing=no_device, alone=True)
     hip = (python, str(HERE / "check_hip.py"), "quick", str(asked.models))
     found = find_spec("rocm") or find_spec("hip")
     none = no_device or ("" if found else "hip-python is not installed")
-    yield Check(name="hip", command=hip, limit=150, missing=none)
+    yield Check(name="hip", command=hip, limit=150, missing=none, alone=True)
 
 
 def _ends(asked: argparse.Namespace, cache: tuple[str, ...]) -> Iterator[Check]:

@@ -142,10 +142,8 @@ class Borrowed:
                 if move is None:
                     continue
                 moves.append(move)
-                parts = bringing.layouts[expert.layer].parts
-                for part, target in zip(parts, move.parts or (), strict=True):
-                    at = self.pool.places[expert] + part.offset
-                    bringing.runtime.copy(target, at, part.nbytes, bringing.stager.stream)
+                if move.parts is not None:
+                    self._send_out(self.pool.places[expert], move, move.parts)
             if moves:
                 bringing.runtime.record(self._landed, bringing.stager.stream)
                 await_event(bringing.runtime, self._landed, self.bound, "copies of lent slots")
@@ -159,6 +157,16 @@ class Borrowed:
                     source.abort(move)
             self._forget()
             raise
+
+    def _send_out(self, slot: int, move: Move, targets: tuple[int, int, int]) -> None:
+        """Copy a slot's expert to its place in memory, by the copy engine where it reaches all."""
+        bringing, layout = self.bringing, self.bringing.layouts[move.expert.layer]
+        if not move.dma:
+            bringing.stager.fetch(slot, layout, targets)
+            return
+        for part, target in zip(layout.parts, targets, strict=True):
+            stream = bringing.stager.stream
+            bringing.runtime.copy(target, slot + part.offset, part.nbytes, stream)
 
     def _idle(self) -> bool:
         """Whether nothing is being copied any more, after a failure."""

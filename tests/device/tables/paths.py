@@ -81,13 +81,12 @@ def _figures(rig: Rig, strata: Strata, runs: dict[str, list[Any]]) -> dict[str, 
     decoded = runs["decode"]
     experts = lanes_of(decoded, "experts", rig.decode * len(decoded))
     missing = sum(experts[lane] for lane in ("pcie", "cpu"))
-    nbytes = lanes_of(decoded, "bytes", 1)["file"]
-    seconds = sum(run["seconds"] for run in decoded)
+    disk = strata.ask("about")["plan"]["file_bytes_s"]
     return {
         **{phase: spread([run["tok_s"] for run in of]) for phase, of in runs.items()},
         "experts_a_token": experts,
         "file_share": experts["file"] / missing if missing else 0.0,
-        "file_bytes_s": nbytes / seconds if nbytes else None,
+        "file_bytes_s": disk["actual"] if disk else None,
         **common(strata, []),
     }
 
