@@ -26,7 +26,7 @@ from code_object import usages
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import StrataError
 from strata_core.kernels.code_cache import CodeCache
-from strata_core.kernels.device.sources import source_of
+from strata_core.kernels.device.sources import FLOATS, source_of
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
@@ -99,6 +99,8 @@ def every_key() -> list[KernelKey]:
         choices = [_choices(parameter) for parameter in kernel.parameters]
         for parameters in itertools.product(*choices):
             if name == "products" and not _mixed(*map(str, parameters)):
+                continue
+            if name == "norm_linear" and parameters[0] not in FLOATS:
                 continue
             if name.endswith("gate_up") and not _together(*map(str, parameters)):
                 continue

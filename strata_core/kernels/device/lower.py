@@ -14,7 +14,7 @@ import numpy as np
 from strata_core.errors import CheckpointError
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.exchange import counts_of, picks_of
-from strata_core.kernels.device.layout import STATUS_BYTES
+from strata_core.kernels.device.layout import LINE_BYTES, STATUS_BYTES
 from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
 from strata_core.kernels.device.table import gate_up_warps, make_launch
 from strata_core.kernels.device.workspace import Model, buffer_of, weight_of, whole
@@ -231,10 +231,20 @@ class Lowering:
             width=kv_heads * dim,
             kv_heads=kv_heads,
             group=heads // kv_heads,
+            **self._ahead(buffer_of(op, "out")),
             **shared,
         )
         self._launch("merge", dim, out=self._at(out), heads=heads, **shared)
         self._wrote(out)
+
+    def _ahead(self, buffer: Buffer) -> dict[str, int]:
+        """The weights that are the next to multiply a buffer: attention leaves memory idle."""
+        for op in self.model.program.ops[self._op + 1 :]:
+            if op.kernel == "linear" and op.args["x"] == buffer:
+                weight = self.places.weights[weight_of(op, "weight")]
+                nbytes = weight.shape[0] * weight.stride
+                return {"ahead": weight.address, "ahead_lines": nbytes // LINE_BYTES}
+        return {"ahead": 0, "ahead_lines": 0}
 
     def _op_add(self, op: Op) -> None:
         x = buffer_of(op, "x")

@@ -25,7 +25,9 @@ FILES = {
         "embed", "rope", "add", "silu_mul", "gate_add", "combine", "gather", "signal",
     ),
     "rows.cu": ("rms_norm", "norm_rows", "combine_norm", "heads", "silu_quantise"),
-    "products.cu": ("quantise", "linear", "linear_add", "products", "gate_up", "down"),
+    "products.cu": (
+        "quantise", "linear", "linear_add", "norm_linear", "products", "gate_up", "down",
+    ),
     "attention.cu": ("kv_append", "attention", "merge", "merge_quantise"),
     "routing.cu": ("route", "assign", "dispatch", "claim"),
     "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),

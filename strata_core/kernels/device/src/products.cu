@@ -18,52 +18,53 @@ quantise(const float* x, u8* records, u32* status, int rows, int width, int op) 
 
 DEV size_t record_pitch(int columns) { return (size_t)((columns + 255) / 256) * RECORD_BYTES; }
 
-// Up to T tokens of one quantised row; token t's records are at x(t).
+// T tokens of one quantised row; token t's records are at x(t).
 template <class W, int T, class X>
-DEV void quantised_row(const u8* row, X x, int tokens, int blocks, int j, float* acc) {
+DEV void quantised_row(const u8* row, X x, int blocks, int j, float* acc) {
+  const u8* from[T];
 #pragma unroll
-  for (int t = 0; t < T; t++) acc[t] = 0.f;
+  for (int t = 0; t < T; t++) acc[t] = 0.f, from[t] = x(t);
 #pragma unroll(T == 1 ? AHEAD : 1)
   for (int b = j; b < blocks; b += 8) {
     Block f;
     W::load(row, b, f);
 #pragma unroll
     for (int t = 0; t < T; t++) {
-      if (T == 1 || t < tokens) {
-        Activations a;
-        load_block(x(t), b, a);
-        acc[t] = block_step<W>(f, a, acc[t]);
-      }
+      Activations a;
+      load_block(from[t], b, a);
+      acc[t] = block_step<W>(f, a, acc[t]);
     }
   }
 #pragma unroll
-  for (int t = 0; t < T; t++)
-    if (T == 1 || t < tokens) acc[t] = fold8(acc[t]);
+  for (int t = 0; t < T; t++) acc[t] = fold8(acc[t]);
 }
 
-// `columns` floats of a row for up to T tokens, by a warp.
+// `columns` floats of a row for T tokens, by a warp; token t's floats are at x(t).
 template <class W, int T, class X>
-DEV void float_row(const u8* row, X x, int tokens, int columns, int lane, float* acc) {
+DEV void float_row(const u8* row, X x, int columns, int lane, float* acc) {
   float s[T][2];
+  const float* from[T];
+  int whole = columns & ~63;
 #pragma unroll
-  for (int t = 0; t < T; t++) s[t][0] = s[t][1] = 0.f;
-#pragma unroll(T == 1 ? 16 : 2)
-  for (int i = lane; i - lane < columns; i += 64) {
-    // the zero tail takes part: it makes +0 of a stripe that is -0
-    bool a = i < columns, b = i + 32 < columns;
-    float w = a ? W::at(row, i) : 0.f, v = b ? W::at(row, i + 32) : 0.f;
+  for (int t = 0; t < T; t++) s[t][0] = s[t][1] = 0.f, from[t] = (const float*)x(t) + lane;
+#pragma unroll(T == 1 ? 16 : 4)  // asked for together: nothing here decides whether to ask
+  for (int i = 0; i < whole; i += 64) {
+    float w = W::at(row, i + lane), v = W::at(row, i + lane + 32);
+#pragma unroll
+    for (int t = 0; t < T; t++)
+      s[t][0] = fma_(w, from[t][i], s[t][0]), s[t][1] = fma_(v, from[t][i + 32], s[t][1]);
+  }
+  if (whole < columns) {  // the zero tail takes part: it makes +0 of a stripe that is -0
+    bool a = whole + lane < columns, b = whole + lane + 32 < columns;
+    float w = a ? W::at(row, whole + lane) : 0.f, v = b ? W::at(row, whole + lane + 32) : 0.f;
 #pragma unroll
     for (int t = 0; t < T; t++) {
-      if (T == 1 || t < tokens) {
-        const float* from = (const float*)x(t) + i;
-        s[t][0] = fma_(w, a ? from[0] : 0.f, s[t][0]);
-        s[t][1] = fma_(v, b ? from[32] : 0.f, s[t][1]);
-      }
+      s[t][0] = fma_(w, a ? from[t][whole] : 0.f, s[t][0]);
+      s[t][1] = fma_(v, b ? from[t][whole + 32] : 0.f, s[t][1]);
     }
   }
 #pragma unroll
-  for (int t = 0; t < T; t++)
-    if (T == 1 || t < tokens) acc[t] = fold64_of_pair(s[t][0], s[t][1]);
+  for (int t = 0; t < T; t++) acc[t] = fold64_of_pair(s[t][0], s[t][1]);
 }
 
 // A warp's rows of a matrix: `count` of them from `first` on. Rows are on their way when `begin_rows`
@@ -80,13 +81,9 @@ DEV RowsOf begin_rows(const u8* weight, i64 stride, int first, int rows, u8* slo
   int batch = batch_of(stride), most = batch ? batch : 4;
   r.stride = stride, r.rows = weight + (size_t)first * stride;
   r.count = rows - first < most ? rows - first : most;
-  r.staged = false;
-#ifdef QUANTISED
   r.staged = batch && r.count > 0;
   if (r.staged) r.rows = stage(slot, r.rows, (int)(r.count * stride), lane);
-#else
-  for (i64 i = lane * 128; i < r.count * stride; i += 32 * 128) prefetch(r.rows + i);
-#endif
+  else for (i64 i = lane * 128; i < r.count * stride; i += 32 * 128) prefetch(r.rows + i);
   return r;
 }
 
@@ -95,8 +92,8 @@ DEV int rows_of_block(i64 stride) {
   return 4 * (batch ? batch : 4);
 }
 
-// Every product of rows and tokens to put(row, token, value); the tokens' rows are at x(token). All of
-// a warp come here.
+// Every product of rows and T tokens, of which the first `tokens` count, to put(row, token, value);
+// the tokens' rows are at x(token). All of a warp come here.
 template <class W, int T, class X, class Put>
 DEV void finish_rows(const RowsOf& r, X x, int tokens, int columns, int lane, Put put) {
   float acc[T];
@@ -105,14 +102,14 @@ DEV void finish_rows(const RowsOf& r, X x, int tokens, int columns, int lane, Pu
   for (int base = 0; base < r.count; base += 4) {
     int n = base + g;
     const u8* row = r.rows + (n < r.count ? n : r.count - 1) * r.stride;  // lanes stay together to fold
-    quantised_row<W, T>(row, x, tokens, columns >> 5, j, acc);
+    quantised_row<W, T>(row, x, columns >> 5, j, acc);
 #pragma unroll
     for (int t = 0; t < T; t++)
       if (t < tokens && n < r.count && j == 0) put(n, t, acc[t]);
   }
 #else
   for (int n = 0; n < r.count; n++) {
-    float_row<W, T>(r.rows + n * r.stride, x, tokens, columns, lane, acc);
+    float_row<W, T>(r.rows + n * r.stride, x, columns, lane, acc);
 #pragma unroll
     for (int t = 0; t < T; t++)
       if (t < tokens && lane == 0) put(n, t, acc[t]);
@@ -120,19 +117,21 @@ DEV void finish_rows(const RowsOf& r, X x, int tokens, int columns, int lane, Pu
 #endif
 }
 
+// Tokens by fours, by two or one: eight at once would take more registers than there are, and the
+// rows are near. A fourth one that there is not repeats the third, so that no branch keeps the
+// tokens' loads apart.
 template <class W, class X, class Put>
 DEV void finish_tokens(const RowsOf& r, X x, int tokens, int columns, int lane, Put put) {
   if (r.staged) copies_done<0>();
   MEET_WARP();
-  if (tokens == 1) {
-    finish_rows<W, 1>(r, x, 1, columns, lane, put);
-    return;
+  for (int from = 0; from < tokens; from += AT_ONCE) {
+    int n = tokens - from < AT_ONCE ? tokens - from : AT_ONCE;
+    auto at = [=](int t) { return x(from + (t < n ? t : n - 1)); };
+    auto to = [=](int row, int t, float v) { put(row, from + t, v); };
+    if (n == 1) finish_rows<W, 1>(r, at, n, columns, lane, to);
+    else if (n == 2) finish_rows<W, 2>(r, at, n, columns, lane, to);
+    else finish_rows<W, AT_ONCE>(r, at, n, columns, lane, to);
   }
-  // eight tokens at once would take more registers than there are; the rows are near
-  for (int from = 0; from < tokens; from += AT_ONCE)
-    finish_rows<W, AT_ONCE>(
-        r, [=](int t) { return x(from + t); }, tokens - from < AT_ONCE ? tokens - from : AT_ONCE,
-        columns, lane, [=](int n, int t, float v) { put(n, from + t, v); });
 }
 
 #ifdef QUANTISED
@@ -178,6 +177,59 @@ linear_add(const u8* weight, const u8* x, float* out, const float* bias, float* 
 }
 #endif
 
+#ifdef KERNEL_norm_linear
+// The norm of whole rows in every block, which then multiplies its rows of a float matrix with them.
+// What else is made of the normed rows is shared among blocks. FIRST floats of a row are a thread's.
+#define FIRST 16
+
+ROOMY(128, 4)
+norm_linear(const float* x, float* out, const float* gain, u8* records, u32* status, const u8* weight,
+            float* product, const float* bias, i64 stride, int rows, int dim, int outputs, float eps,
+            int op) {
+  SHARED_BYTES(bytes);
+  float* normed = (float*)bytes;
+  int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, of_warp = rows_of_block(stride) / 4;
+  int first = (blockIdx.x * 4 + warp) * of_warp;
+  u8* slot = bytes + (size_t)rows * dim * 4 + warp * slot_bytes(stride, of_warp);
+  RowsOf r = begin_rows(weight, stride, first, outputs, slot, lane);
+  float g[FIRST];
+#pragma unroll
+  for (int k = 0; k < FIRST; k++) g[k] = tid + k * 128 < dim ? gain[tid + k * 128] : 0.f;
+  follow();
+  for (int t = 0; t < rows; t++) {
+    const float* from = x + (size_t)t * dim;
+    float *row = normed + t * dim, v[FIRST];
+#pragma unroll
+    for (int k = 0; k < FIRST; k++) v[k] = tid + k * 128 < dim ? from[tid + k * 128] : 0.f;
+#pragma unroll
+    for (int k = 0; k < FIRST; k++)
+      if (tid + k * 128 < dim) row[tid + k * 128] = v[k];
+    for (int i = tid + FIRST * 128; i < dim; i += 128) row[i] = from[i];
+    __syncthreads();
+    NORM_FACTOR(row, dim, eps);
+#pragma unroll
+    for (int k = 0; k < FIRST; k++)
+      if (tid + k * 128 < dim) row[tid + k * 128] = mul(mul(v[k], factor), g[k]);
+    for (int i = tid + FIRST * 128; i < dim; i += 128) row[i] = mul(mul(row[i], factor), gain[i]);
+    __syncthreads();
+  }
+  int each = dim >> 5;  // dim is a multiple of 32
+  for (int b = blockIdx.x * 4 + warp; b < rows * each; b += gridDim.x * 4) {
+    float v = normed[b * 32 + lane];
+    out[(size_t)b * 32 + lane] = v;
+    if (records) {
+      u8* packed = records + (size_t)(b / each) * ((dim + 255) / 256) * RECORD_BYTES;
+      bool good = store_block(packed, b % each, lane, v);
+      if (!good && lane == 0) latch(status, op);
+    }
+  }
+  auto at = [=](int t) { return (const u8*)(normed + t * dim); };
+  finish_tokens<TYPE>(r, at, rows, dim, lane, [=](int n, int t, float v) {
+    product[(size_t)t * outputs + first + n] = bias ? add(v, bias[first + n]) : v;
+  });
+}
+#endif
+
 #ifdef KERNEL_products
 struct Matrix {
   const u8* weight;
@@ -213,7 +265,7 @@ struct Same<A, A> {
   static const bool yes = true;
 };
 
-ROOMY(128, 4)
+ROOMY(128, 3)  // with a fourth block beside it, four tokens at once would spill for some types
 products(const u8* weight_a, float* out_a, const float* bias_a, const u8* weight_b, float* out_b,
          const float* bias_b, const u8* weight_c, float* out_c, const float* bias_c, const u8* x,
          i64 stride_a, i64 stride_b, i64 stride_c, int rows_a, int rows_b, int rows_c, int tokens,
@@ -248,40 +300,43 @@ DEV int sharers(const Entry* entries, int self, int count, int top_k, int* found
   return many;
 }
 
-// `n` entries' gate and up of one row each, by the lanes that hold such a row.
+// Gate and up of one row each for T entries, of which the first `n` count, by the lanes that hold
+// such a row.
 template <int T>
 DEV void gate_and_up(const u8* gate, const u8* up, const u8* x, const int* found, int n, int top_k,
                      int columns, int lane, float* to) {
   float a[T], b[T];
+  const u8* from[T];
 #ifdef QUANTISED
   int j = lane & 7;
   size_t pitch = record_pitch(columns);
-  const u8* only = x + found[0] / top_k * pitch;
+#else
+  int j = lane;
+  size_t pitch = (size_t)columns * 4;
+#endif
 #pragma unroll
-  for (int t = 0; t < T; t++) a[t] = b[t] = 0.f;
+  for (int t = 0; t < T; t++) a[t] = b[t] = 0.f, from[t] = x + found[t < n ? t : 0] / top_k * pitch;
+#ifdef QUANTISED
 #pragma unroll(T == 1 ? AHEAD : 1)
   for (int k = j; k < columns >> 5; k += 8) {
     Block f, g;
     GATE::load(gate, k, f);
-    UP::load(up, k, g);
+    if (T == 1) UP::load(up, k, g);
+    Activations v[T];
 #pragma unroll
-    for (int t = 0; t < T; t++) {
-      if (T == 1 || t < n) {
-        Activations v;
-        load_block(T == 1 ? only : x + found[t] / top_k * pitch, k, v);
-        a[t] = block_step<GATE>(f, v, a[t]);
-        b[t] = block_step<UP>(g, v, b[t]);
-      }
-    }
+    for (int t = 0; t < T; t++) load_block(from[t], k, v[t]);
+#pragma unroll
+    for (int t = 0; t < T; t++) a[t] = block_step<GATE>(f, v[t], a[t]);
+    if (T > 1) UP::load(up, k, g);
+#pragma unroll
+    for (int t = 0; t < T; t++) b[t] = block_step<UP>(g, v[t], b[t]);
   }
 #pragma unroll
-  for (int t = 0; t < T; t++)
-    if (T == 1 || t < n) a[t] = fold8(a[t]), b[t] = fold8(b[t]);
+  for (int t = 0; t < T; t++) a[t] = fold8(a[t]), b[t] = fold8(b[t]);
 #else
-  int j = lane;
-  auto row = [=](int t) { return (const float*)x + (size_t)(found[t] / top_k) * columns; };
-  float_row<GATE, T>(gate, row, n, columns, lane, a);
-  float_row<UP, T>(up, row, n, columns, lane, b);
+  auto row = [=](int t) { return from[t]; };
+  float_row<GATE, T>(gate, row, columns, lane, a);
+  float_row<UP, T>(up, row, columns, lane, b);
 #endif
 #pragma unroll
   for (int t = 0; t < T; t++)
@@ -321,11 +376,10 @@ gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stri
     {
       const u8 *a = gate + r * gate_stride, *b = up + r * up_stride;
       float* to = h[0] + base + r;
-      if (n == 1) gate_and_up<1>(a, b, x, found, n, top_k, columns, lane, to);
-      else
-        for (int t = 0; t < n; t += AT_ONCE)
-          gate_and_up<AT_ONCE>(a, b, x, found + t, n - t < AT_ONCE ? n - t : AT_ONCE, top_k, columns,
-                               lane, to + t * 32);
+      if (n == 1) gate_and_up<1>(a, b, x, found, 1, top_k, columns, lane, to);
+      else  // more than two beside two blocks of weights would spill
+        for (int t = 0; t < n; t += 2)
+          gate_and_up<2>(a, b, x, found + t, n - t, top_k, columns, lane, to + t * 32);
     }
   }
   __syncthreads();

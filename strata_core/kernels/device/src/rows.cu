@@ -1,19 +1,6 @@
 // Whole rows in one block: rms_norm and what is fused with it, the heads of q, k and v, silu with the
 // records behind it. Sections 2 and 5 to 8.
 
-// The factor of a norm over `dim` floats that lie in shared memory; all threads of the block, 64 or
-// more of them, come here.
-#define NORM_FACTOR(row, dim, eps)                                             \
-  __shared__ float stripes[64];                                               \
-  if (threadIdx.x < 64) {                                                     \
-    float acc = 0.f;                                                          \
-    _Pragma("unroll 8") for (int i = threadIdx.x; i < (dim); i += 64)         \
-        acc = fma_((row)[i], (row)[i], acc);                                  \
-    stripes[threadIdx.x] = acc;                                               \
-  }                                                                           \
-  __syncthreads();                                                            \
-  float factor = div_(1.f, sqrt_(add(div_(fold64_of(stripes), (float)(dim)), (eps))))
-
 #ifdef KERNEL_rms_norm
 KERNEL(128)
 rms_norm(const float* x, float* out, const float* weight, int rows, int runs, int dim, float eps) {
@@ -72,13 +59,17 @@ combine_norm(float* x, const Entry* entries, const float* weights, float* out, c
   for (int i = threadIdx.x * 32; i < dim; i += 1024 * 32) prefetch(gain + i);
   __syncthreads();
   follow();
-  for (int i = threadIdx.x; i < dim; i += 1024) {
-    float acc = 0.f;
+  for (int i = threadIdx.x; i < dim; i += 2048) {  // two at a time, so that rows are waited for once
+    int j = i + 1024 < dim ? i + 1024 : i;
+    float acc = 0.f, other = 0.f;
 #pragma unroll 8
-    for (int k = 0; k < top_k; k++)
-      acc = fma_(weight[k], from[k][i], acc);
-    acc = add(x[at + i], acc);
+    for (int k = 0; k < top_k; k++) {
+      float a = from[k][i], b = from[k][j];
+      acc = fma_(weight[k], a, acc), other = fma_(weight[k], b, other);
+    }
+    acc = add(x[at + i], acc), other = add(x[at + j], other);
     x[at + i] = row[i] = acc;
+    if (j != i) x[at + j] = row[j] = other;
   }
   __syncthreads();
   NORMED_ROW(row)
