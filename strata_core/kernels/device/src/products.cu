@@ -16,18 +16,18 @@ quantise(const float* x, u8* records, u32* status, int rows, int width, int op) 
 
 #define AT_ONCE 4
 
+// Blocks of a row that a lane asks for together: fewer of those that come in more words.
+#define TOGETHER(W) (W::SCALED && W::BLOCK_BYTES > 20 ? AHEAD / 2 : AHEAD)
+
 DEV size_t record_pitch(int columns) { return (size_t)((columns + 255) / 256) * RECORD_BYTES; }
 
-// T tokens of one quantised row; token t's records are at x(t).
-template <class W, int T, class X>
-DEV void quantised_row(const u8* row, X x, int blocks, int j, float* acc) {
-  const u8* from[T];
-#pragma unroll
-  for (int t = 0; t < T; t++) acc[t] = 0.f, from[t] = x(t);
-#pragma unroll(T == 1 ? AHEAD : 1)
+// T tokens of one quantised row; token t's records begin at from[t].
+template <class W, int T, bool WIDE>
+DEV void blocks_of_row(const u8* row, const u8* const* from, int blocks, int j, float* acc) {
+#pragma unroll(T == 1 ? TOGETHER(W) : 1)
   for (int b = j; b < blocks; b += 8) {
     Block f;
-    W::load(row, b, f);
+    W::template load_as<WIDE>(row, b, f);
 #pragma unroll
     for (int t = 0; t < T; t++) {
       Activations a;
@@ -35,6 +35,16 @@ DEV void quantised_row(const u8* row, X x, int blocks, int j, float* acc) {
       acc[t] = block_step<W>(f, a, acc[t]);
     }
   }
+}
+
+// The same; token t's records are at x(t).
+template <class W, int T, class X>
+DEV void quantised_row(const u8* row, X x, int blocks, int j, float* acc) {
+  const u8* from[T];
+#pragma unroll
+  for (int t = 0; t < T; t++) acc[t] = 0.f, from[t] = x(t);
+  if (W::WIDE && ((size_t)row & 15) == 0) blocks_of_row<W, T, W::WIDE>(row, from, blocks, j, acc);
+  else blocks_of_row<W, T, false>(row, from, blocks, j, acc);
 #pragma unroll
   for (int t = 0; t < T; t++) acc[t] = fold8(acc[t]);
 }
@@ -283,6 +293,8 @@ products(const u8* weight_a, float* out_a, const float* bias_a, const u8* weight
 #endif
 
 #ifdef KERNEL_gate_up
+DEV const u8* address_in(int low, int high) { return (const u8*)((u64)(u32)high << 32 | (u32)low); }
+
 // Entries of the window that have the expert of entry `self`, whose first it is; how many. All threads
 // of the block come here.
 DEV int sharers(const Entry* entries, int self, int count, int top_k, int* found) {
@@ -300,14 +312,36 @@ DEV int sharers(const Entry* entries, int self, int count, int top_k, int* found
   return many;
 }
 
-// Gate and up of one row each for T entries, of which the first `n` count, by the lanes that hold
-// such a row.
+// One row of gate and one of up for T entries; entry t's records begin at from[t].
+#ifdef QUANTISED
+template <int T, bool WIDE>
+DEV void blocks_of_two(const u8* gate, const u8* up, const u8* const* from, int blocks, int j, float* a,
+                       float* b) {
+#pragma unroll(T == 1 ? TOGETHER(GATE) / 2 : 1)
+  for (int k = j; k < blocks; k += 8) {
+    Block f, g;
+    GATE::template load_as<WIDE>(gate, k, f);
+    if (T == 1) UP::template load_as<WIDE>(up, k, g);
+    Activations v[T];
+#pragma unroll
+    for (int t = 0; t < T; t++) load_block(from[t], k, v[t]);
+#pragma unroll
+    for (int t = 0; t < T; t++) a[t] = block_step<GATE>(f, v[t], a[t]);
+    if (T > 1) UP::template load_as<WIDE>(up, k, g);
+#pragma unroll
+    for (int t = 0; t < T; t++) b[t] = block_step<UP>(g, v[t], b[t]);
+  }
+}
+#endif
+
+// The same of T entries of which the first `n` count, by the lanes that hold such a row; to `to`.
 template <int T>
 DEV void gate_and_up(const u8* gate, const u8* up, const u8* x, const int* found, int n, int top_k,
                      int columns, int lane, float* to) {
   float a[T], b[T];
   const u8* from[T];
 #ifdef QUANTISED
+  const bool both = GATE::WIDE && UP::WIDE;
   int j = lane & 7;
   size_t pitch = record_pitch(columns);
 #else
@@ -317,20 +351,9 @@ DEV void gate_and_up(const u8* gate, const u8* up, const u8* x, const int* found
 #pragma unroll
   for (int t = 0; t < T; t++) a[t] = b[t] = 0.f, from[t] = x + found[t < n ? t : 0] / top_k * pitch;
 #ifdef QUANTISED
-#pragma unroll(T == 1 ? AHEAD : 1)
-  for (int k = j; k < columns >> 5; k += 8) {
-    Block f, g;
-    GATE::load(gate, k, f);
-    if (T == 1) UP::load(up, k, g);
-    Activations v[T];
-#pragma unroll
-    for (int t = 0; t < T; t++) load_block(from[t], k, v[t]);
-#pragma unroll
-    for (int t = 0; t < T; t++) a[t] = block_step<GATE>(f, v[t], a[t]);
-    if (T > 1) UP::load(up, k, g);
-#pragma unroll
-    for (int t = 0; t < T; t++) b[t] = block_step<UP>(g, v[t], b[t]);
-  }
+  if (both && (((size_t)gate | (size_t)up) & 15) == 0)
+    blocks_of_two<T, both>(gate, up, from, columns >> 5, j, a, b);
+  else blocks_of_two<T, false>(gate, up, from, columns >> 5, j, a, b);
 #pragma unroll
   for (int t = 0; t < T; t++) a[t] = fold8(a[t]), b[t] = fold8(b[t]);
 #else
@@ -352,14 +375,16 @@ gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stri
   __shared__ float h[MOST_TOKENS][32];
   __shared__ int found[MOST_TOKENS];
   follow();
-  const Entry* e = entries + blockIdx.y;
-  if (!e->gate || e->first != blockIdx.y) return;
+  // the entry's pieces at once: what follows waits for all of them
+  const int4 *pieces = (const int4*)(entries + blockIdx.y), of_rows = pieces[0], of_entry = pieces[2];
+  const u8 *gates = address_in(of_rows.x, of_rows.y), *ups = address_in(of_rows.z, of_rows.w);
+  if ((gates == 0) | (of_entry.z != blockIdx.y)) return;
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, each = blockDim.x >> 5, n = 0;
   u8* slot = bytes + warp * (slot_bytes(gate_stride, 4) + slot_bytes(up_stride, 4));
   for (int base = warp * 4; base < 32; base += each * 4) {
     int first = blockIdx.x * 32 + base;
-    const u8* gate = (const u8*)e->gate + (size_t)first * gate_stride;
-    const u8* up = (const u8*)e->up + (size_t)first * up_stride;
+    const u8* gate = gates + (size_t)first * gate_stride;
+    const u8* up = ups + (size_t)first * up_stride;
     if (warps) {
       MEET_WARP();
       gate = stage(slot, gate, (int)(4 * gate_stride), lane);
@@ -376,10 +401,15 @@ gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stri
     {
       const u8 *a = gate + r * gate_stride, *b = up + r * up_stride;
       float* to = h[0] + base + r;
+#ifdef QUANTISED
       if (n == 1) gate_and_up<1>(a, b, x, found, 1, top_k, columns, lane, to);
       else  // more than two beside two blocks of weights would spill
         for (int t = 0; t < n; t += 2)
           gate_and_up<2>(a, b, x, found + t, n - t, top_k, columns, lane, to + t * 32);
+#else
+      for (int t = 0; t < n; t++)
+        gate_and_up<1>(a, b, x, found + t, 1, top_k, columns, lane, to + t * 32);
+#endif
     }
   }
   __syncthreads();
