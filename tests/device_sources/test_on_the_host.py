@@ -115,7 +115,7 @@ def test_bits_are_the_cpus(expected, emulated, case):
 def test_nothing_of_the_launch_before_is_read_before_the_wait(expected, emulated, built, name):
     cases = [case for case in CASES if case.key.name == name and is_late(case)]
     assert cases
-    for case in cases[:8]:
+    for case in cases[-4:]:
         assert difference(expected.run(case), run_late(emulated, built, case)) == "", case.label
 
 
