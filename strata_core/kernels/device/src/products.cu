@@ -14,7 +14,11 @@ quantise(const float* x, u8* records, u32* status, int rows, int width, int op) 
 }
 #endif
 
+#ifdef QUANTISED
 #define AT_ONCE 4
+#else
+#define AT_ONCE 2
+#endif
 
 // Blocks of a row that a lane asks for together: fewer of those that come in more words.
 #define TOGETHER(W) (W::SCALED && W::BLOCK_BYTES > 20 ? AHEAD / 2 : AHEAD)
@@ -127,9 +131,9 @@ DEV void finish_rows(const RowsOf& r, X x, int tokens, int columns, int lane, Pu
 #endif
 }
 
-// Tokens by fours, by two or one: eight at once would take more registers than there are, and the
-// rows are near. A fourth one that there is not repeats the third, so that no branch keeps the
-// tokens' loads apart.
+// Tokens by fours (of float rows by twos), by two or one: eight at once would take more registers than
+// there are, and the rows are near. A fourth one that there is not repeats the third, so that no
+// branch keeps the tokens' loads apart.
 template <class W, class X, class Put>
 DEV void finish_tokens(const RowsOf& r, X x, int tokens, int columns, int lane, Put put) {
   if (r.staged) copies_done<0>();
