@@ -40,7 +40,7 @@ from strata_core.kernels.device.capture import capture, kernels_of  # noqa: E402
 from strata_core.kernels.device.fuse import fuse, start_early  # noqa: E402
 from strata_core.kernels.device.fused_table import FUSED  # noqa: E402
 from strata_core.kernels.device.lower import Lowering  # noqa: E402
-from strata_core.kernels.device.table import pack, unpack  # noqa: E402
+from strata_core.kernels.device.table import make_launch, unpack  # noqa: E402
 from strata_core.runtime import Launch  # noqa: E402
 from strata_core.sources.mmap import MappedFile  # noqa: E402
 
@@ -137,7 +137,7 @@ def _late(item):
 def changed(items, kernel, **values):
     """The same items, some arguments of a kernel's launches being others."""
     return [
-        evolve(item, args=pack(kernel, **{**unpack(kernel, item.args), **values}))
+        make_launch(kernel, item.kernel.parameters, **{**unpack(kernel, item.args), **values})
         if isinstance(item, Launch) and item.kernel.name == kernel
         else item
         for item in items
@@ -151,6 +151,7 @@ def otherwise(clock: Clock, mode, items, layers: int) -> None:
         *((f"{name} unfused", clock.items(mode, name), True) for name in FUSED if name in names),
         ("nothing asked for ahead", changed(items, "attention", ahead=0, ahead_lines=0), True),
         ("picks not published", changed(items, "dispatch", mail_picks=0), True),
+        ("gate_up by 4 warps", changed(items, "gate_up", warps=4), True),
         ("no early starts", items, False),
         ("as it is", items, True),
     ]
