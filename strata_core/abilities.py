@@ -5,7 +5,7 @@ These protocols belong to the interface that `interfaces.API` numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
@@ -108,6 +108,23 @@ class SplittingExecutor(Protocol):
 
     def lanes(self) -> Mapping[str, Any]:
         """The split for `--json`: what was asked for, the table, the rates that were measured."""
+
+
+@runtime_checkable
+class TimingExecutor(Protocol):
+    """An executor that can tell where the time of a prompt's chunks goes.
+
+    Any thread may call it while no request is under way.
+    """
+
+    def time_prompts(self, *, on: bool) -> None:
+        """Keep the times of chunks from now on, or no longer.
+
+        Raises UsageError where its device tells no times.
+        """
+
+    def prompt_times(self) -> Sequence[Mapping[str, Any]]:
+        """Those of each chunk since that was turned on, for `--json`."""
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from itertools import count
 from operator import index
@@ -24,6 +24,7 @@ from strata_core.checkpoint.own_files import refuse_own_file
 from strata_core.config import Settings, resolve_arguments
 from strata_core.engine.assemble import Running, start
 from strata_core.engine.beside import PlanBeside, plan_beside
+from strata_core.engine.ending import closing
 from strata_core.engine.messages import Cancel, Event, Failed, Finished, Logits, Shutdown, Submit
 from strata_core.engine.perplexity import Perplexity, perplexity
 from strata_core.engine.prepare import Prepared, prepare
@@ -196,6 +197,11 @@ class Model:
             return self._running.backend.capabilities
 
     @property
+    def context(self) -> int:
+        """How many tokens a request has room for, its prompt's included."""
+        return self._running.engine.limits.context
+
+    @property
     def kv_type(self) -> str:
         """Type of the stored keys and values."""
         return self._running.engine.limits.kv_type
@@ -216,6 +222,26 @@ class Model:
         """How misses are split between the link and the CPU; None without a device."""
         with naming("how misses are split is not known", self.selections):
             return self._running.lanes()
+
+    @contextmanager
+    def timed_prompts(self) -> Iterator[Callable[[], Sequence[Mapping[str, Any]]]]:
+        """Keep where the time of prompts goes, inside; gives what tells the chunks so far.
+
+        No request may be under way when it begins and ends. Raises UsageError where the backend
+        does not tell.
+        """
+        with naming("where the time goes is not known", self.selections):
+            if not self._running.time_prompts(on=True):
+                backend = next(item.name for item in self.selections if item.role == "backend")
+                raise UsageError(
+                    f"backend {backend} does not tell where the time of a prompt goes",
+                    "it computes prompts without bringing experts to a device",
+                    "choose a backend with devices with --backend, or leave --timeline out",
+                )
+        try:
+            yield self._running.prompt_times
+        finally:
+            self._running.time_prompts(on=False)
 
     def profile(self) -> Profile:
         """How often each expert was chosen so far. Raises UsageError where nobody counts."""
@@ -269,7 +295,7 @@ class Model:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        closing(self.close)(kind, error, trace)
 
 
 def _halt(running: Running) -> bool:

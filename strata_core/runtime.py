@@ -204,6 +204,20 @@ class Runtime(Protocol):
 
 
 @runtime_checkable
+class TimesEvents(Protocol):
+    """A runtime whose events can tell how much time lay between them."""
+
+    def create_timed_event(self, device: int) -> int:
+        """As `create_event`, for an event that keeps the time when it happened."""
+
+    def elapsed(self, first: int, last: int) -> float:
+        """Seconds from one timed event of a device to another; both have happened.
+
+        Raises DeviceError where one has not, or keeps no time.
+        """
+
+
+@runtime_checkable
 class StatesLink(Protocol):
     """A runtime that says what its link moves, instead of having it measured."""
 

@@ -118,8 +118,8 @@ SETTINGS: tuple[Setting, ...] = (
         "prefill",
         "count",
         "model",
-        "Tokens of a prompt that are computed together, or auto: 512, and on devices what their "
-        "memory allows, up to 2048.",
+        "Tokens of a prompt that are computed together, or auto: 512, and on devices as many as "
+        "compute for as long as they copy, 2048 to 8192 where memory allows.",
         choices=("auto",),
         default="auto",
         low=1,

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from strata_core.config import cache_folder
 from strata_core.machine import Machine
@@ -18,6 +19,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 CACHE_VARIABLE = "LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME"
 SESSION = pytest.StashKey[Path]()
+
+# How long an example takes says how busy the machine is, not whether the property holds.
+settings.register_profile("strata", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("strata")
 
 
 def pytest_configure(config: pytest.Config) -> None:

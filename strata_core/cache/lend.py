@@ -14,15 +14,7 @@ from attrs import frozen
 
 from strata_core.cache.slots import SlotClass, SlotPool
 from strata_core.interfaces import Expert
-
-WAVE = 16
-"""Experts that are on their way to a device at once, while as many are being computed."""
-
-LEAST = 4
-"""A cache with fewer slots lends none."""
-
-OWN_WAVE = 8
-"""As WAVE, of the buffers that are taken where a cache has nothing to lend."""
+from strata_core.plan.lending import LEAST, WAVE
 
 
 @frozen
@@ -33,8 +25,10 @@ class Loan:
     experts: tuple[Expert, ...] = ()
 
 
-def lend(pool: SlotPool | None, nbytes: int, vacated: Collection[int] = ()) -> Loan:
-    """At most two waves of buffers of `nbytes`, from the end of each class, large slots first.
+def lend(
+    pool: SlotPool | None, nbytes: int, most: int = 2 * WAVE, vacated: Collection[int] = ()
+) -> Loan:
+    """At most `most` buffers of `nbytes`, from the end of each class, large slots first.
 
     Slots that hold an expert and follow each other are one piece, from which buffers are cut
     whatever the slots' own size is. So are those at the addresses `vacated`, which nobody else
@@ -48,7 +42,7 @@ def lend(pool: SlotPool | None, nbytes: int, vacated: Collection[int] = ()) -> L
     experts: list[Expert] = []
     for each in sorted(pool.classes, key=lambda c: -c.nbytes):
         for run in _runs(each, usable):
-            left = 2 * WAVE - len(buffers)
+            left = most - len(buffers)
             count = min(left, len(run) * each.nbytes // nbytes)
             slots = run[: -(-count * nbytes // each.nbytes)]
             buffers += [slots[-1] + n * nbytes for n in range(count)]
@@ -67,13 +61,3 @@ def _runs(each: SlotClass, usable: Collection[int]) -> Iterator[list[int]]:
             run = []
     if run:
         yield run
-
-
-def own_buffers(cached: int, experts: int, layers: int) -> int:
-    """Buffers to take for prompts beside a cache of `cached` of all experts; 0 where it lends.
-
-    `experts` are those of each of `layers` layers.
-    """
-    if cached >= min(LEAST, experts * layers):
-        return 0
-    return 2 * min(OWN_WAVE, experts)

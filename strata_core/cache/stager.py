@@ -25,11 +25,18 @@ PAUSES = (0.0, 0.00002, 0.0001, 0.0005)
 
 
 def await_event(runtime: Runtime, event: int, bound: float, what: str) -> None:
-    """Wait until an event has happened. Raises EngineError after `bound` seconds, DeviceError."""
+    """Wait until an event has happened. Raises EngineError after `bound` seconds, DeviceError.
+
+    The clock is read before the event is asked for: one that happened while this process was held
+    up has happened in time.
+    """
     limit = time.monotonic() + bound
     turn = 0
-    while not runtime.finished(event):
-        if time.monotonic() > limit:
+    while True:
+        late = time.monotonic() > limit
+        if runtime.finished(event):
+            return
+        if late:
             raise EngineError(
                 f"the device did not come to an end with {what}",
                 f"it took more than {bound:g} s",
@@ -44,7 +51,8 @@ class Stager:
     """Puts copies of experts on `stream`; used by one thread.
 
     `staging` lends its buffers, with an event of the device for each. `experts` and `nbytes` count
-    what was copied. A view whose addresses do not hold by themselves is kept until `let_go`.
+    what was copied. A view whose addresses do not hold by themselves is kept until its copy is
+    over: `let_go` ends a group of them, and waits for the group before it.
     """
 
     runtime: Runtime
@@ -55,13 +63,14 @@ class Stager:
     events: tuple[int, ...]
     experts: int = field(default=0, init=False)
     nbytes: int = field(default=0, init=False)
+    _pausing: bool = field(init=False)
     _turn: int = field(default=0, init=False)
     _held: list[Expert] = field(factory=list, init=False)
+    _earlier: tuple[int, list[Expert]] | None = field(default=None, init=False)
 
-    @property
-    def pausing(self) -> bool:
-        """Whether experts are held while they are copied."""
-        return not isinstance(self.source, StableSource)
+    def __attrs_post_init__(self) -> None:
+        # asked once: a protocol's isinstance takes longer than all else that an expert costs
+        self._pausing = not isinstance(self.source, StableSource)
 
     def begin(self, layer: int, experts: Sequence[int]) -> None:
         """Tell the source which experts of a layer come next; it may read ahead."""
@@ -76,24 +85,39 @@ class Stager:
             self._copy(layout, view, target)
         else:
             self._by_ring(expert, layout, view, target)
-        if not self.pausing:
-            self._release()
+        if not self._pausing:
+            self._release(self._held)
         self.experts += 1
         self.nbytes += layout.nbytes
 
     def let_go(self, event: int) -> None:
-        """Give back what is held once an event behind its copies has happened."""
+        """Give back what was sent before the last call; `event` is behind what was sent since then.
+
+        So the copies of a group are under way while those of the next one are put on the stream.
+        `event` must not be used for another group before that.
+        """
         if self._held:
+            self.settle()
+            self._earlier, self._held = (event, self._held), []
+
+    def settle(self) -> None:
+        """Wait for the groups that were let go, and give them back."""
+        if self._earlier is not None:
+            event, experts = self._earlier
             await_event(self.runtime, event, self.bound, "the copies of a prompt's experts")
-            self._release()
+            self._earlier = None
+            self._release(experts)
 
     def abandon(self) -> None:
         """Give back what is held; no copy may be under way."""
-        self._release()
+        if self._earlier is not None:
+            self._release(self._earlier[1])
+            self._earlier = None
+        self._release(self._held)
 
-    def _release(self) -> None:
-        while self._held:
-            self.source.release(self._held.pop())
+    def _release(self, experts: list[Expert]) -> None:
+        while experts:
+            self.source.release(experts.pop())
 
     def _copy(self, layout: BlobLayout, view: View, target: int) -> None:
         start = view.parts[0] - layout.parts[0].offset

@@ -72,13 +72,13 @@ class Staging:
         self._empty(turn)
         address = self.addresses[turn]
         start = write(bytes_at(address, self.nbytes))
-        stream = self._stream(device, turn)
+        stream = self.stream(device, turn)
         self.runtime.copy(target, address + start, nbytes, stream)
         self._busy[turn] = stream
 
     def direct(self, device: int, target: int, source: int, nbytes: int) -> None:
         """Copy from page-locked memory without a buffer; it must stay as it is until `drain`."""
-        self.runtime.copy(target, source, nbytes, self._stream(device, 0))
+        self.runtime.copy(target, source, nbytes, self.stream(device))
 
     def drain(self) -> None:
         """Wait until everything is on its device."""
@@ -93,13 +93,14 @@ class Staging:
         steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]
         undo_all(self.runtime, [*steps, partial(self._held.release, self.addresses[0])])
 
-    def _empty(self, turn: int) -> None:
-        stream, self._busy[turn] = self._busy[turn], None
-        if stream is not None:
-            self.runtime.synchronize(stream)
-
-    def _stream(self, device: int, turn: int) -> int:
+    def stream(self, device: int, turn: int = 0) -> int:
+        """The stream that empties a buffer into a device, which `drain` waits for."""
         key = (device, turn)
         if key not in self._streams:
             self._streams[key] = self.runtime.create_stream(device)
         return self._streams[key]
+
+    def _empty(self, turn: int) -> None:
+        stream, self._busy[turn] = self._busy[turn], None
+        if stream is not None:
+            self.runtime.synchronize(stream)

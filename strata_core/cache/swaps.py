@@ -97,9 +97,12 @@ class Swapper:
     def settle(self) -> bool:
         """Wait, bounded, until no swap is under way; whether that is so. It may be asked again."""
         limit = time.monotonic() + self.patience
-        while self._open and not self.stopped and time.monotonic() < limit:
+        late = False
+        while self._open and not self.stopped and not late:
+            late = time.monotonic() > limit  # before the last look, not after it
             self.tick(())
-            time.sleep(0.0005)
+            if self._open:
+                time.sleep(0.0005)
         if self.stopped:
             self._undo_once_still()
         return not self._open

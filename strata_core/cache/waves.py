@@ -87,8 +87,11 @@ class Waves:
         try:
             for stream in (self.into, self.out):
                 self.runtime.record(self._order, stream)
-                while not self.runtime.finished(self._order):
-                    if time.monotonic() > limit:
+                while True:
+                    late = time.monotonic() > limit
+                    if self.runtime.finished(self._order):
+                        break
+                    if late:
                         return False
                     time.sleep(0.0005)
         except DeviceError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 from strata_core.cli.command import Invocation, command, model_argument
 from strata_core.cli.loading import chosen, facts, loaded, notes
 from strata_core.cli.numbers import whole
+from strata_core.cli.timeline import timed_prompt, timeline_path, timeline_text
 from strata_core.cli.words import table
 from strata_core.errors import EngineError, UsageError
 from strata_core.setting_table import LOADING
@@ -57,6 +59,11 @@ def _option(
         _option("repeats", "r", 1, "Runs that count, of each kind."),
         _option("seed", "", 0, "Seed of the token ids."),
         click.Option(
+            ["--timeline"],
+            metavar="FILE",
+            help="Then time a prompt's chunks by layer; write that to FILE as JSON.",
+        ),
+        click.Option(
             ["--compare"],
             metavar="NAME=PATH",
             help="Run this program (llama-bench=PATH) in turn with the bench, on the same file.",
@@ -81,6 +88,7 @@ def command_object(
     decode: int,
     repeats: int,
     seed: int,
+    timeline: str | None,
     **comparison: Any,
 ) -> None:
     """Measure how fast MODEL computes a prompt and how fast it generates.
@@ -92,45 +100,67 @@ def command_object(
 
     With --compare the bench and another program run in turn, each in a process of its own and with
     as much of a device, and the ratios of their figures are shown; docs/benchmarks.md says how.
+
+    With --timeline a further prompt, which is not counted, is run on a backend with devices: when
+    each layer's experts were copied and computed, and what waited, by the device's clock.
     """
+    timed = timeline_path(timeline, prompt)
     context = _context(invocation, model, prompt, decode)
     wanted = _comparison(**comparison)
+    if wanted is not None and timed is not None:
+        raise UsageError(
+            "--timeline and --compare were both given",
+            "a comparison runs other processes, whose prompts are not timed by layer",
+            "leave one of the two out",
+        )
     if wanted is not None:
         from strata_core.cli.compare.comparison import compare
 
         lengths = {"prompt": prompt, "decode": decode, "repeats": repeats, "seed": seed}
         compare(invocation, model, lengths, wanted)
         return
-    console = invocation.console
     with loaded(invocation, model, max_context=context) as running:
         bench = _bench(running, prompt, decode, repeats, seed)
-        progress = console.progress()
-        progress.begin("bench", bench.runs, "runs")
-        started = time.perf_counter()
-        try:
-            measured = bench.measure(_generate(running), on_run=progress.reach)
-        finally:
-            progress.close()
-        took = time.perf_counter() - started
-        machine = _machine(running)
-        console.text(_text(machine, measured))
-        console.document(
-            {
-                "model": model,
-                **_figures(bench, measured),
-                "context": context,
-                "kv": running.kv_type,
-                "machine": machine,
-                **facts(running),
-                "timings": _timings(running, measured, took),
-            }
-        )
-        console.note(
-            f"loaded in {running.timings['load_s']:.2f} s; ids of seed {seed}; "
-            f"{chosen(running.selections)}"
-        )
-        for line in notes(running):
-            console.note(line)
+        _show(invocation, model, running, bench, timed)
+
+
+def _show(
+    invocation: Invocation, name: str, model: Model, bench: Bench, timed: Path | None
+) -> None:
+    """Run everything, and show the figures."""
+    console, progress = invocation.console, invocation.console.progress()
+    progress.begin("bench", bench.runs, "runs")
+    started = time.perf_counter()
+    try:
+        measured = bench.measure(_generate(model), on_run=progress.reach)
+    finally:
+        progress.close()
+    took = time.perf_counter() - started
+    chunks: list[Mapping[str, Any]] = []
+    if timed is not None:
+        chunks = timed_prompt(model, timed, bench.ids("prompt", 0), _generate(model))
+    machine = _machine(model)
+    console.text(_text(machine, measured))
+    if chunks:
+        console.text(timeline_text(chunks))
+    console.document(
+        {
+            "model": name,
+            **_figures(bench, measured),
+            "context": model.plan.context,
+            "kv": model.kv_type,
+            "machine": machine,
+            **facts(model),
+            "timings": _timings(model, measured, took),
+            **({"timeline": chunks} if chunks else {}),
+        }
+    )
+    console.note(
+        f"loaded in {model.timings['load_s']:.2f} s; ids of seed {bench.seed}; "
+        f"{chosen(model.selections)}"
+    )
+    for line in notes(model):
+        console.note(line)
 
 
 def _comparison(

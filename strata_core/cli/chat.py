@@ -45,8 +45,9 @@ def command_object(
 
     Every line of stdin is a turn; the end of input ends the conversation, /reset begins a new one.
     The model's chat template puts the turns into words; a model without one needs --raw. Each turn
-    computes the whole conversation anew, so a long one takes longer to answer. Ctrl-C stops and
-    leaves with exit code 130.
+    computes the whole conversation anew, so a long one takes longer to answer. Where it outgrows
+    the context its oldest turns are left out, and a line on stderr says so. Ctrl-C stops and leaves
+    with exit code 130.
     """
     Request.of_options(options)
     with loaded(invocation, model) as running:
@@ -56,13 +57,17 @@ def command_object(
         for line in notes(running):
             invocation.console.note(line)
         interrupted = talk.go_on()
-        invocation.console.document({"messages": talk.messages, **facts(running)})
+        document = {"messages": talk.messages, "left_out": talk.left_out}
+        invocation.console.document({**document, **facts(running)})
     return INTERRUPTED if interrupted else 0
 
 
 @define
 class Talk:
-    """The conversation so far: messages with `role` and `content`, as chat templates take them."""
+    """The conversation so far: messages with `role` and `content`, as chat templates take them.
+
+    `left_out` counts messages that the context had no more room for; they are in no later prompt.
+    """
 
     model: Model
     console: Console
@@ -70,6 +75,7 @@ class Talk:
     raw: bool
     system: str | None
     messages: list[dict[str, str]] = field(factory=list)
+    left_out: int = 0
 
     def check(self, name: str) -> None:
         """Raise UsageError where the model cannot hold a conversation as asked."""
@@ -118,6 +124,7 @@ class Talk:
 
     def _begin(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self.left_out = 0
 
     def _read_turn(self) -> str | None:
         if sys.stdin is None:
@@ -142,7 +149,7 @@ class Talk:
     def _answer(self) -> Request:
         request = Request.of_options(self.options)
         events = self.model.generate(
-            self._prompt(),
+            self._fitted(request.max_tokens),
             max_tokens=request.max_tokens,
             sampling=request.sampling,
             stop=request.stop,
@@ -152,15 +159,41 @@ class Talk:
             iter(events), lambda _, text: self.console.text(text), self.console.progress()
         )
         self.console.line()
+        if request.finished is not None and request.finished.reason == "context":
+            self.console.note(
+                f"the answer ends here because the context of {self.model.context} tokens is full; "
+                "give a larger --max-context where the model allows it"
+            )
         return request
 
-    def _prompt(self) -> str | list[int]:
+    def _fitted(self, max_tokens: int) -> list[int]:
+        """The conversation's tokens, its oldest turns left out where there is no room to answer.
+
+        Room to answer is a quarter of the context, or what may be generated, if that is less. A
+        turn that is too long by itself is left to the engine to refuse.
+        """
+        context, before = self.model.context, self.left_out
+        room = max(1, min(max_tokens, context // 4))
+        first = 1 if self.system else 0
+        while len(ids := self._prompt()) + room > context + 1 and len(self.messages) > first + 2:
+            del self.messages[first : first + 2]
+            self.left_out += 2
+        if self.left_out > before:
+            self.console.note(
+                f"the conversation is longer than the context of {context} tokens: its oldest "
+                f"{self.left_out - before} messages are left out from here on; /reset begins a new "
+                "one, a larger --max-context keeps more where the model allows it"
+            )
+        return ids
+
+    def _prompt(self) -> list[int]:
+        tokenizer = self.model.tokenizer
+        assert tokenizer is not None, "`check` came first"
         if self.raw:
-            return "".join(
+            text = "".join(
                 ("\n" if index and message["role"] == "user" else "") + message["content"]
                 for index, message in enumerate(self.messages)
             )
-        tokenizer = self.model.tokenizer
-        assert tokenizer is not None, "`check` came first"
+            return tokenizer.encode(text)
         # The template writes the tokens that begin a text itself.
         return tokenizer.encode(tokenizer.render_chat(self.messages), add_special=False)

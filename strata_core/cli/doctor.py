@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 from strata_core import __version__
@@ -14,6 +15,8 @@ from strata_core.errors import StrataError
 from strata_core.setting_table import LOADING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from strata_core.machine import Machine
 
 
@@ -35,11 +38,14 @@ def command_object(invocation: Invocation) -> int:
     report = surveyed.report
     problems += refusals(report) + [_broken_problem(item) for item in report["broken"]]
     problems += _pinning_problems(settings, machine)
+    folder = settings.cache_dir or cache_folder()
+    problems += _cache_problems(folder)
     degradations = [item.as_json() for item in surveyed.degradations]
     document = {
         "strata": __version__,
         "machine": machine.to_json(),
         "settings": settings.rows(),
+        "cache_folder": None if folder is None else str(folder),
         "plugins": report,
         "degradations": degradations,
         "problems": problems,
@@ -73,6 +79,23 @@ def _pinning_problems(settings: Settings, machine: Machine) -> list[dict[str, st
     return [] if found is None else [found.as_json()]
 
 
+def _cache_problems(folder: Path | None) -> list[dict[str, str]]:
+    """A folder for what starts remember that takes no file, by writing one that goes at once."""
+    cost = "every start compiles its kernels, finds out limits and measures rates anew"
+    remedy = "give a folder that can be written to with STRATA_CACHE_DIR"
+    if folder is None:
+        what = "there is no folder for what starts remember"
+        return [{"what": what, "why": f"the system names no home folder: {cost}", "remedy": remedy}]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"strata")
+    except OSError as error:
+        what = f"the cache folder {folder} cannot be written to"
+        return [{"what": what, "why": f"{error.strerror or error}: {cost}", "remedy": remedy}]
+    return []
+
+
 def _broken_problem(item: dict[str, Any]) -> dict[str, str]:
     return {
         "what": f"a plugin of {item['distribution']} {item['version']} did not load",
@@ -83,7 +106,8 @@ def _broken_problem(item: dict[str, Any]) -> dict[str, str]:
 
 def _print(console: Console, machine: Machine, document: dict[str, Any]) -> None:
     console.line(f"strata {__version__}")
-    console.text(table([], _facts(machine)))
+    folder = document["cache_folder"] or "none"
+    console.text(table([], [*_facts(machine), ("cache folder", folder)]))
     console.line()
     rows = [(item["key"], _value(item["value"]), item["origin"]) for item in document["settings"]]
     console.text(table(["setting", "value", "origin"], rows))

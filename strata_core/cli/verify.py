@@ -15,6 +15,7 @@ from strata_core.errors import CheckpointError, UsageError
 from strata_core.setting_table import LOADING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from strata_core.checkpoint.open import Checkpoint
@@ -201,6 +202,9 @@ def _prove(
     text = f"{count['equal']} of {ran} ways on backend {asked.backend} equal backend {REFERENCE}"
     others = [f"; {count[v]} {v}" for v in VERDICTS if v != "equal" and count[v]]
     console.line(text + "".join(others))
+    inexact = _inexact(asked.backend, rows)
+    for line in inexact:
+        console.line(line)
     first = next(iter(expected.answers.values()))
     return {
         "equal": count["equal"] + count["idle"] == ran and count["equal"] > 0,
@@ -212,8 +216,30 @@ def _prove(
         },
         "prompts": [len(prompt.ids) for prompt in asked.prompts],
         "count": count,
+        "inexact": " ".join(inexact) or None,
         "rows": [row.as_json() for row in rows],
     }
+
+
+def _inexact(backend: str, rows: Sequence[Row]) -> list[str]:
+    """What other logits mean where the backend does not claim to have the same ones."""
+    from strata_core.verify.identity import REFERENCE
+
+    found = [row.run for row in rows if row.run is not None]
+    if all(run.exact for run in found) or all(row.verdict != "differs" for row in rows):
+        return []
+    lines = [
+        f"backend {backend} is not exact: it adds in another order than backend {REFERENCE},",
+        "so its logits are others by themselves. This is no sign of damage, in files or in memory.",
+    ]
+    if all(run.answers == found[0].answers for run in found):
+        lines.append("All of its ways are equal to each other, wherever experts lie.")
+    else:
+        lines.append("Its ways are not all equal to each other either.")
+    lines.append(
+        f"Only --backend {REFERENCE} and devices that are exact can be proven to be equal."
+    )
+    return lines
 
 
 def _cells(row: Row) -> list[str]:

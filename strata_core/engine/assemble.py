@@ -6,7 +6,7 @@ undoes the phases before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol, TypeVar
 
@@ -19,11 +19,13 @@ from strata_core.abilities import (
     CountingExecutor,
     CountingSource,
     SplittingExecutor,
+    TimingExecutor,
 )
 from strata_core.checkpoint.whole import WholeFiles
 from strata_core.config import cache_folder
 from strata_core.engine.able import check_built, checked_policy, unmet_wishes
 from strata_core.engine.actual import actual
+from strata_core.engine.ending import Leave, closing
 from strata_core.engine.loop import Engine
 from strata_core.engine.mapped import mapped_needs
 from strata_core.engine.prepare import Prepared
@@ -101,6 +103,17 @@ class Running:
         """How misses are split between lanes; None where there is nothing to split."""
         return self.executor.lanes() if isinstance(self.executor, SplittingExecutor) else None
 
+    def time_prompts(self, *, on: bool) -> bool:
+        """Keep the times of prompts' chunks, or no longer; False where nobody can."""
+        if not isinstance(self.executor, TimingExecutor):
+            return False
+        self.executor.time_prompts(on=on)
+        return True
+
+    def prompt_times(self) -> Sequence[Mapping[str, Any]]:
+        """The times of the chunks since then."""
+        return self.executor.prompt_times() if isinstance(self.executor, TimingExecutor) else ()
+
     def close(self) -> None:
         """Free the executor, the source, the allocator and the backend, in this order."""
         self.parts.close()
@@ -120,7 +133,7 @@ def start(
     selections = prepared.selections
     with naming("the model did not start", selections, StrataError), ExitStack() as parts:
         backend = _build_backend(prepared, degradations)
-        parts.callback(_closing, prepared.backend, backend)
+        parts.push(_closing(prepared.backend, backend))
         check_built(
             prepared.checkpoint,
             prepared.limits.kv_type,
@@ -128,7 +141,7 @@ def start(
             prepared.backend.name,
         )
         allocator = _build_allocator(prepared, backend, degradations)
-        parts.callback(_closing, prepared.allocator, allocator)
+        parts.push(_closing(prepared.allocator, allocator))
         policy = checked_policy(allocator, prepared.allocator)
         parts_made = _Parts(prepared, backend, allocator, degradations, progress)
         if isinstance(backend, StagedBackend):
@@ -144,7 +157,7 @@ def start(
                 "leave it out, or choose --backend cpu",
             )
         whole = WholeFiles.open(mapped_needs(prepared, backend), degradations.report)
-        parts.callback(whole.close)
+        parts.push(closing(whole.close))
         engine = Engine(
             executor=executor,
             limits=prepared.limits,
@@ -205,9 +218,9 @@ class _Parts:
     def on_host(self, parts: ExitStack) -> Executor:
         """One after the other."""
         source = self.source(frozenset())
-        parts.callback(_closing, self.prepared.source, source)
+        parts.push(_closing(self.prepared.source, source))
         executor = self.bind(source)
-        parts.callback(_closing, self.prepared.backend, executor)
+        parts.push(_closing(self.prepared.backend, executor))
         return executor
 
     def on_devices(self, backend: StagedBackend, policy: StartPolicy, parts: ExitStack) -> Executor:
@@ -270,10 +283,14 @@ class _Parts:
         )
 
 
-def _closing(part: Selection, made: Closable) -> None:
-    """Close what was made of a record; an error that nobody foresaw names the plugin."""
-    with naming(f"{part.role} {part.name} did not close", (part,), EngineError):
-        made.close()
+def _closing(part: Selection, made: Closable) -> Leave:
+    """Closes what was made of a record; an error that nobody foresaw names the plugin."""
+
+    def close() -> None:
+        with naming(f"{part.role} {part.name} did not close", (part,), EngineError):
+            made.close()
+
+    return closing(close)
 
 
 def _made(role: Role, offer: Offer[Any], make: Callable[[], _Made], kind: type) -> _Made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from math import floor, prod
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from strata_core.checkpoint.open import Checkpoint
 from strata_core.config import Settings, variable_degradations
 from strata_core.engine.able import check_weight_types, choose_kv, unused_plugin_settings
 from strata_core.engine.devices import accelerator, without_source, without_use
-from strata_core.engine.rates import pace, rates_path
+from strata_core.engine.rates import pace, rates_path, token_ops
 from strata_core.engine.tier import Known, known_profile, low_ram, unlearned
 from strata_core.errors import Degradation, UsageError
 from strata_core.interfaces import BackendRecord, Capabilities, Expert, Limits, Probe, Role
@@ -22,9 +23,10 @@ from strata_core.kernels.program import Program
 from strata_core.machine import Machine
 from strata_core.model.build import build_program
 from strata_core.pack.reads import unchecked_reads
+from strata_core.plan.chunk import MOST, suiting
 from strata_core.plan.devices import Accelerator
 from strata_core.plan.explain import plan_degradations
-from strata_core.plan.plan import RAM_BUDGET, Plan, PlanRequest, Sizes, gib, make_plan
+from strata_core.plan.plan import RAM_BUDGET, Plan, PlanRequest, Sizes, decide, gib, make_plan
 from strata_core.plugins import Catalogue, load_plugins, probe_catalogue
 from strata_core.plugins.naming import naming
 from strata_core.selection import (
@@ -39,11 +41,8 @@ from strata_core.selection import (
 WINDOW_TOKENS = 512
 """Most tokens of one window."""
 
-DEVICE_CHUNKS = (2048, 1024, 512, 256, 128, 64, 32, 16)
-"""Tokens of a prompt's chunk on a device: the first of these whose buffers are not too large."""
-
-CHUNK_SHARE = 16
-"""They take at most such a part of the device's memory, unless it was asked for."""
+DEVICE_CHUNKS = (MOST, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16)
+"""Tokens of a prompt's chunk on a device; which of them suits is the planner's to say."""
 
 BUILT_IN_FORMS = ("gguf", "hub", "pack")
 
@@ -105,7 +104,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     check_weight_types(checkpoint, capabilities, backend.name)
     program = build_program(checkpoint.hyper)
     with naming("planning failed", (backend,)):
-        sizes, shorter = _chunked(checkpoint, program, capabilities, kv_type, settings, devices)
+        sizes, others = _chunked(checkpoint, program, capabilities, kv_type, settings, devices)
     choice = select_source(
         found.sources, found.broken, probes["source"], settings.source, checkpoint.form
     )
@@ -113,15 +112,15 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
     memory = _memory(settings, machine)
     known = known_profile(checkpoint, settings)
     asked = given.name if given else None
-    measured = rates_path(
-        checkpoint, settings, machine, backend.name, devices.devices if devices else ()
-    )
+    used = devices.devices if devices else ()
+    measured = rates_path(checkpoint, settings, machine, backend.name, used)
     request = evolve(
         _plan_request(checkpoint, settings, memory, sizes, given),
         accelerator=devices,
         low_ram=low_ram(checkpoint, settings, machine, sizes, devices, known, asked),
-        pace=pace(checkpoint, program, settings, machine, known, record, measured),
+        pace=pace(checkpoint, program, settings, machine, known, record, measured, used),
     )
+    request, shorter = _suiting(request, others, settings)
     plan = make_plan(request)
     if not plan.fits:  # what shorter chunks take is worked out for an error alone
         plan = make_plan(evolve(request, chunks=tuple(shorter)))
@@ -136,7 +135,7 @@ def prepare(checkpoint: Checkpoint, settings: Settings, machine: Machine) -> Pre
         allocator=allocator,
         source=source,
         program=program,
-        limits=Limits(sizes.chunk, WINDOW_LOGITS, plan.context, kv_type),
+        limits=Limits(request.sizes.chunk, WINDOW_LOGITS, plan.context, kv_type),
         plan=plan,
         known=known,
         rates_file=measured,
@@ -159,14 +158,14 @@ def _chunked(
     settings: Settings,
     devices: Accelerator | None,
 ) -> tuple[Sizes, Iterator[Sizes]]:
-    """The sizes with the chunk of prompts that is taken, and those with shorter ones."""
+    """The sizes with the longest chunk of prompts, and on devices those with shorter ones."""
     chunk = settings.prefill if isinstance(settings.prefill, int) else WINDOW_TOKENS
     chunk = min(chunk, settings.max_context or checkpoint.hyper.context)
     sizes = evolve(_sizes(checkpoint, program, capabilities, kv_type, chunk), chunk=chunk)
     if devices is None:
         return sizes, iter(())
-    shorter = _on_devices(checkpoint, program, sizes, kv_type, settings)
-    return _suiting(shorter, settings, devices), shorter
+    found = _on_devices(checkpoint, program, sizes, kv_type, settings)
+    return next(found), found
 
 
 def _planned(request: PlanRequest, plan: Plan, known: Known) -> Iterator[Degradation]:
@@ -236,6 +235,8 @@ def _sizes(
         kv_position=kv_bytes(kv_type, program.kv_layers, program.kv_width),
         workspace=expert + sum(4 * b.width * rows[b.rows] for b in program.buffers),
         count=checkpoint.experts.count * len(layouts),
+        layers=len(layouts),
+        token_ops=token_ops(checkpoint, program),
     )
 
 
@@ -266,15 +267,14 @@ def _on_devices(
         yield evolve(sizes, **asdict(needed))
 
 
-def _suiting(found: Iterator[Sizes], settings: Settings, devices: Accelerator) -> Sizes:
-    """The sizes with the chunk that suits the devices; `found` goes on with shorter ones."""
-    sizes = next(found)
-    while not isinstance(settings.prefill, int) and sizes.prompt > devices.room(0) // CHUNK_SHARE:
-        shorter = next(found, None)
-        if shorter is None:
-            break
-        sizes = shorter
-    return sizes
+def _suiting(
+    request: PlanRequest, others: Iterator[Sizes], settings: Settings
+) -> tuple[PlanRequest, Iterator[Sizes]]:
+    """The request with the chunk that suits the devices, and the sizes with shorter ones."""
+    if isinstance(settings.prefill, int) or request.accelerator is None:
+        return request, others
+    sizes, because, shorter = suiting(chain([request.sizes], others), request, decide)
+    return evolve(request, sizes=sizes, chunk_because=because), shorter
 
 
 @frozen

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -25,7 +25,7 @@ from strata_core.engine.tier import Known
 from strata_core.interfaces import BackendRecord
 from strata_core.kernels.cpu.backend import threads_of
 from strata_core.kernels.device.dense import lone_embedding
-from strata_core.kernels.program import Program
+from strata_core.kernels.program import Program, Weight
 from strata_core.machine import Machine
 from strata_core.plan.speed import Lane, Pace, Rate
 from strata_core.runtime import Device
@@ -46,6 +46,12 @@ DEFAULTS: Mapping[Lane, float] = {"vram": 1189e9, "link": 50e9, "file": 1.4e9}
 HOST_A_THREAD, HOST_MOST = 9.5e9, 91e9
 """What the CPU's threads read of host memory there: each alone, and 16 of them together."""
 
+OPS_A_UNIT = 84e12 / 132
+"""Operations a second of a prompt's products for each of a device's units; that machine's too."""
+
+OPS_A_THREAD = 50e9
+"""The same of a CPU's thread."""
+
 SHORT = 8
 """Rounds fewer than these tell no rate."""
 
@@ -58,19 +64,22 @@ def pace(
     known: Known,
     backend: BackendRecord,
     measured: Path | None,
+    devices: Sequence[Device] = (),
 ) -> Pace:
     """What is known about this machine and model for a prediction.
 
-    `measured` is where rates of earlier runs are, of `rates_path`. The devices of a
-    simulated accelerator are the CPU, and so are their rates.
+    `measured` is where rates of earlier runs are, of `rates_path`; the first of `devices` computes
+    prompts. The devices of a simulated accelerator are the CPU, and so are their rates.
     """
     experts = checkpoint.experts
     order = known.order or ranking(None, list(experts.layouts), experts.count)
     threads = settings.threads or threads_of(machine)
     host = min(HOST_MOST, HOST_A_THREAD * threads)
     defaults: dict[Lane, float] = {**DEFAULTS, "host": host}
+    compute = OPS_A_UNIT * devices[0].units if devices else 0.0
     if is_simulated(backend):
         defaults |= {"vram": host, "link": host}
+        compute = OPS_A_THREAD * threads
     found: dict[Lane, Rate] = {lane: Rate(value, RECORDED) for lane, value in defaults.items()}
     share = settings.options().get("pcie_frac", 0.0)
     return Pace(
@@ -79,7 +88,24 @@ def pace(
         asked=rates(known.profile, order, checkpoint.hyper.top_k / max(1, experts.count)),
         link_share=None if share in (None, "auto") else float(share),
         cached=machine.memory_available,
+        compute=Rate(compute, RECORDED) if devices and compute else None,
     )
+
+
+def token_ops(checkpoint: Checkpoint, program: Program) -> int:
+    """Operations of the products of one token of a prompt, of which no logits are wanted."""
+    count = 0
+    for op in program.ops:
+        if op.kernel == "linear" and getattr(op.args["x"], "rows", "") != "logits":
+            weight = op.args["weight"]
+            assert isinstance(weight, Weight)
+            count += prod(checkpoint.tensor(weight.role, weight.layer).shape)
+        elif op.kernel == "experts":
+            layer = op.args["layer"]
+            assert isinstance(layer, int)
+            parts = checkpoint.experts.layouts[layer].parts
+            count += program.top_k * sum(part.rows * part.columns for part in parts)
+    return 2 * count
 
 
 def _dense(checkpoint: Checkpoint, program: Program) -> int:

@@ -45,46 +45,81 @@ class Golden:
 
 @frozen(eq=False)
 class Computed:
-    """What a lane made of golden rows, and what it should be; `name` says by which kernel."""
+    """What a lane made of golden rows, and what it should be, both [tokens, ...].
+
+    `name` says by which kernel, for which types.
+    """
 
     name: str
     got: NDArray[np.generic]
     expected: NDArray[np.generic]
 
+    def first_difference(self) -> str | None:
+        """Where the first other bit is, in words; None where there is none."""
+        got, expected = (np.frombuffer(a.tobytes(), np.uint8) for a in (self.got, self.expected))
+        if np.array_equal(got, expected):
+            return None
+        element = int(np.flatnonzero(got != expected)[0]) // self.got.dtype.itemsize
+        place = np.unravel_index(element, self.got.shape)
+        if self.got.dtype == np.float32:
+            return f"row {place[1]} of token {place[0]}"
+        return f"the record of token {place[0]}"
+
+
+REMEDY = (
+    "try an empty folder as STRATA_CACHE_DIR; if that does not help, please report it with the "
+    "output of strata doctor"
+)
+"""What to do about a lane that computes otherwise."""
+
 
 @frozen
 class LaneCheck:
-    """How a lane passed: the names of what it computed, and of those with other bits."""
+    """How a lane passed: the names of what it computed, and of those with other bits.
+
+    `where` says for each of `wrong` where the first other bit is.
+    """
 
     lane: str
     computed: tuple[str, ...]
     wrong: tuple[str, ...]
+    where: tuple[str, ...]
 
     @property
     def exact(self) -> bool:
         """Whether every bit was right."""
         return not self.wrong
 
-    def degradations(self) -> tuple[Degradation, ...]:
+    @property
+    def why(self) -> str:
+        """What was wrong, in words."""
+        pairs = zip(self.wrong, self.where, strict=True)
+        return "other bits came from " + ", ".join(f"{n} (first in {at})" for n, at in pairs)
+
+    def degradations(self, remedy: str = REMEDY) -> tuple[Degradation, ...]:
         """What to report about the lane: nothing where it is exact."""
         if self.exact:
             return ()
         return (
             Degradation(
                 what=f"the lane {self.lane} does not compute the golden rows of its self-test",
-                why=f"other bits came from {', '.join(self.wrong)}",
+                why=self.why,
                 cost="its tokens may be wrong, and may depend on where experts lie (exact: false)",
-                remedy="try an empty folder as STRATA_CACHE_DIR; if that does not help, please "
-                "report it with the output of strata doctor",
+                remedy=remedy,
             ),
         )
 
 
 def check_lane(lane: str, computed: Iterable[Computed]) -> LaneCheck:
-    """Compare, bit for bit, what a lane computed."""
-    every = list(computed)
-    wrong = (c.name for c in every if c.got.tobytes() != c.expected.tobytes())
-    return LaneCheck(lane, tuple(c.name for c in every), tuple(wrong))
+    """Compare, bit for bit, what a lane computed; a name may come several times."""
+    names: dict[str, None] = {}
+    wrong: dict[str, str] = {}
+    for one in computed:
+        names[one.name] = None
+        where = one.first_difference()
+        if where is not None:
+            wrong.setdefault(one.name, where)
+    return LaneCheck(lane, tuple(names), tuple(wrong), tuple(wrong.values()))
 
 
 @cache

@@ -258,6 +258,7 @@ class Preparation:
             test_refused=wish.refuse_one and self._one_tried,
             locked=self._locked,
             unlocked_because=self._unlocked_because,
+            small_pages=wish.large and not self._holding.in_large_pages,
         )
         outcome.log()
         for item in outcome.degradations():

@@ -67,16 +67,26 @@ class Held:
         return address
 
     def release(self, address: int) -> None:
-        """Give one piece back; work that uses it must have finished."""
-        piece = self._pieces.pop(address)
+        """Give one piece back; work that uses it must have finished. After an error it is held."""
+        piece = self._pieces[address]
+        piece.free()
+        piece.claim.release()
+        del self._pieces[address]
+
+    def close(self) -> None:
+        """Give everything back, the newest first; the first error is raised at the end.
+
+        What the driver does not take back is held no longer.
+        """
+        pieces, self._pieces = list(self._pieces.values()), {}
+        undo_all(self.runtime, [partial(self._give_up, piece) for piece in reversed(pieces)])
+
+    @staticmethod
+    def _give_up(piece: _Piece) -> None:
         try:
             piece.free()
         finally:
             piece.claim.release()
-
-    def close(self) -> None:
-        """Give everything back, the newest first; the first error is raised at the end."""
-        undo_all(self.runtime, [partial(self.release, a) for a in reversed(list(self._pieces))])
 
     def _get(
         self, claim: Claim, ask: Callable[[], int], refusal: Callable[[Refused], Refused]

@@ -56,6 +56,11 @@ class Holding:
         """Whether it holds one page-locked allocation."""
         return self._one is not None
 
+    @property
+    def in_large_pages(self) -> bool:
+        """Whether its memory is of the system's pool of large pages."""
+        return self._reserved is not None and self._reserved.large
+
     def allocate(self, nbytes: int) -> Span | None:
         """One page-locked allocation that the device can address."""
         claim = self._claim_pins(nbytes)

@@ -24,7 +24,8 @@ class Outcome:
     was wanted. `refusals` are the driver's and the ledger's reasons, in order. `asked` is the
     setting or limit that bounds what is page-locked, `stopped` whether it did, `clamped` whether
     that was the machine's limit. `test_refused`: a setting refused the one allocation. Of the rest
-    `locked` bytes are locked into RAM; `unlocked_because` says why not all.
+    `locked` bytes are locked into RAM; `unlocked_because` says why not all. `small_pages`: large
+    pages were asked for and not had.
     """
 
     nbytes: int
@@ -39,6 +40,7 @@ class Outcome:
     test_refused: bool
     locked: int
     unlocked_because: str | None
+    small_pages: bool = False
 
     @property
     def pinned(self) -> int:
@@ -95,6 +97,8 @@ class Outcome:
             found.append(self._less_pinned())
         if self.unlocked_because:
             found.append(self._not_locked())
+        if self.small_pages:
+            found.append(self._in_small_pages())
         return tuple(found)
 
     def _less_pinned(self) -> Degradation:
@@ -122,6 +126,18 @@ class Outcome:
             why=self.unlocked_because or "",
             cost="the system may move it out when memory runs short; a token then waits for a disk",
             remedy="raise the limit (ulimit -l, or LimitMEMLOCK of the service), or free memory",
+        )
+
+    def _in_small_pages(self) -> Degradation:
+        why = "the system's pool has too few large pages, or does not let this account have them"
+        if self.one:
+            why = "the driver allocated it as a whole, in pages of its own choice"
+        return Degradation(
+            what=f"{self.purpose} is not in large pages, which STRATA_LARGE_PAGES asks for",
+            why=why,
+            cost="page-locking and the processor's look-ups of addresses take somewhat longer",
+            remedy="enlarge the pool (/proc/sys/vm/nr_hugepages on Linux; the right to lock pages "
+            "in memory on Windows), or leave STRATA_LARGE_PAGES out",
         )
 
 

@@ -48,16 +48,20 @@ class PageLocked:
     def holding(self, address: int) -> Locked | None:
         """The range that `address` lies in."""
         with self._lock:
-            at = bisect_right(self._starts, address) - 1
-            if at >= 0 and address < self._ranges[at].address + self._ranges[at].nbytes:
-                return self._ranges[at]
-            return None
+            at = self._at(address)
+            return None if at is None else self._ranges[at]
 
     def split(self, address: int, nbytes: int) -> bool:
         """Whether a piece of memory begins in one range and leaves it."""
-        locked = self.holding(address)
-        last = self.holding(address + max(nbytes, 1) - 1)
-        return (locked or last) is not None and locked is not last
+        with self._lock:
+            return self._at(address) != self._at(address + max(nbytes, 1) - 1)
+
+    def _at(self, address: int) -> int | None:
+        """The number of the range that `address` lies in; the lock is held."""
+        at = bisect_right(self._starts, address) - 1
+        if at >= 0 and address < self._ranges[at].address + self._ranges[at].nbytes:
+            return at
+        return None
 
     def alias(self, address: int) -> int | None:
         """What devices call `address`."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
+from strata_core.plan.lending import lendable
 from strata_core.plan.moving import Pace, spares
 from strata_core.plan.sizes import (
     BASE_BYTES,
@@ -304,7 +305,9 @@ def _host_experts(
         return sizes.experts
     if source != "sliced-pinned":
         return 0
-    outside = sizes.blobs(sizes.count - cached + spare) if cached < sizes.count else 0
+    # what prompts borrow the slots of is kept there meanwhile
+    beside = spare + lendable(cached, sizes.count, sizes.layers)
+    outside = sizes.blobs(sizes.count - cached + beside) if cached < sizes.count else 0
     return outside if accelerator.resident is None else min(outside, accelerator.resident)
 
 

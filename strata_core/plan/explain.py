@@ -34,6 +34,8 @@ def explain(plan: Plan) -> str:
         lines.append(f"page-locking: {plan.pinning}")
     if plan.speed is not None:
         lines.append(f"decode: {plan.speed}")
+    if plan.prompts is not None:
+        lines.append(f"prompts: {plan.prompts}")
     lines.append(f"context: {plan.context} tokens ({plan.context_because})")
     if plan.options:
         lines.append("would fit:")

@@ -14,6 +14,7 @@ from typing import Any
 from attrs import asdict, evolve, field, frozen
 
 from strata_core.plan import devices, tier
+from strata_core.plan.chunk import Balance, balance
 from strata_core.plan.devices import Accelerator, Cache, Layout, Pinning
 from strata_core.plan.sizes import (
     BASE_BYTES,
@@ -56,7 +57,8 @@ class PlanRequest:
     trained context length; `accelerator` the devices, None where the backend has none;
     `low_ram` what the tiered file would do; `pace` what a prediction goes by, None for none.
     `resident` are the most bytes of experts that the resident complement keeps, None for any.
-    `chunks` are the sizes with shorter chunks of prompts, the longest first, to propose.
+    `chunks` are the sizes with shorter chunks of prompts, the longest first, to propose;
+    `chunk_because` says why the chunk is as long as it is.
     """
 
     sizes: Sizes
@@ -72,6 +74,7 @@ class PlanRequest:
     pace: Pace | None = None
     resident: int | None = None
     chunks: tuple[Sizes, ...] = ()
+    chunk_because: str = "named by --prefill"
 
     @property
     def room(self) -> int:
@@ -88,7 +91,8 @@ class Plan:
     they are there only where the plan does not. `caches` are the experts that devices hold.
     `budget` is what the source may keep experts in, and `reads` what it reads then; None where it
     keeps all, or none. `speed` is what decoding is expected to reach, `pinning`
-    how the experts' memory is expected to be page-locked.
+    how the experts' memory is expected to be page-locked, `prompts` what a chunk of a prompt
+    copies and computes.
     """
 
     source: str
@@ -106,6 +110,7 @@ class Plan:
     reads: Reads | None = None
     speed: Speed | None = None
     pinning: Pinning | None = None
+    prompts: Balance | None = None
 
     @property
     def fits(self) -> bool:
@@ -143,20 +148,23 @@ class Plan:
             "reads": asdict(self.reads) if self.reads else None,
             "speed": self.speed.as_json() if self.speed else None,
             "pinning": asdict(self.pinning) if self.pinning else None,
+            "prompts": self.prompts.as_json() if self.prompts else None,
             "options": [asdict(option) for option in self.options],
         }
 
 
 def make_plan(request: PlanRequest) -> Plan:
     """Decide source and context and lay out the tiers; never raises for lack of memory."""
-    plan = _decide(request)
+    plan = decide(request)
     if plan.fits:
-        return plan if request.pace is None else evolve(plan, speed=_speed(request, plan))
+        prompts = balance(request, plan)
+        return evolve(plan, speed=_speed(request, plan), prompts=prompts)
     options = _device_options if request.accelerator else _options
     return evolve(plan, options=options(request, plan.source, plan.context))
 
 
-def _decide(request: PlanRequest) -> Plan:
+def decide(request: PlanRequest) -> Plan:
+    """The plan itself, whether it fits or not, without predictions and other ways."""
     source, source_because = _choose_source(request)
     context, context_because = _choose_context(request, source)
     need = _need(request, source, context)
@@ -342,7 +350,7 @@ def _device_options(request: PlanRequest, source: str, context: int) -> tuple[Op
     """Smaller ways that fit on the devices; the need is what the first of them then holds."""
     found: list[tuple[Mapping[str, Any], Option]] = []
     for flags, other in smaller(evolve(request, source=source, context=context)):
-        plan = _decide(other)
+        plan = decide(other)
         if plan.fits and not any(_as_good(before, flags) for before, _ in found):
             text = " ".join(f"{flag} {value}" for flag, value in flags.items())
             found.append((flags, Option(text, plan.tiers[0].need)))

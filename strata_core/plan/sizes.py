@@ -32,7 +32,8 @@ class Sizes:
     `small` page-locked buffers, `table` and `moving` those that experts change places through, the
     second of which it can do without, `helper_workspace` of a device that only holds experts,
     `prompt` of a prompt's chunk of `chunk` tokens, and `prompt_buffers` of experts on their way to
-    prompts, which are taken where a cache of fewer than `lends` experts has none to lend.
+    prompts, which are taken where a cache of fewer than `lends` experts has none to lend; `layers`
+    with experts, and `token_ops` operations of the products of one token of a prompt.
     """
 
     dense: int
@@ -49,6 +50,8 @@ class Sizes:
     prompt_buffers: int = 0
     chunk: int = 0
     lends: int = 0
+    layers: int = 0
+    token_ops: int = 0
 
     def blobs(self, count: int) -> int:
         """Bytes of `count` blobs of the mean size."""

@@ -21,7 +21,7 @@ ROUND_S = 0.00005
 
 @frozen
 class Rate:
-    """Bytes a second that weights are read at, and where the figure is from."""
+    """Bytes (or operations) a second, and where the figure is from."""
 
     bytes_s: float
     origin: str
@@ -35,6 +35,7 @@ class Pace:
     how often a token asks for each expert, in the order in which places are given away.
     `link_share` is the part of what no device holds that goes over the link, None for the part that
     ends both lanes at the same time; `cached` bytes of a mapped file may stay in host memory.
+    `compute` are the operations a second of a prompt's products, None where that is not known.
     """
 
     rates: Mapping[Lane, Rate]
@@ -42,6 +43,7 @@ class Pace:
     asked: Sequence[float] = ()
     link_share: float | None = 0.0
     cached: int = 0
+    compute: Rate | None = None
 
 
 @frozen(kw_only=True)

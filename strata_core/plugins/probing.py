@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import get_args
 
 from strata_core.interfaces import Probe, Record, Role, Unusable, Usable
@@ -12,26 +12,33 @@ from strata_core.machine import Machine
 from strata_core.plugins.catalogue import Catalogue, Offer
 from strata_core.plugins.guard import describe, folder_kept, stdout_to_stderr
 
-PROBE_SECONDS = 5.0
-"""How long all probes together may take; they run at the same time."""
+PROBE_SECONDS = 20.0
+"""How long all probes together may take; they run at the same time.
+
+Only one that hangs takes all of it. A driver that wakes several devices takes ten seconds, and a
+busy machine or a cold disk takes its time for the libraries.
+"""
 
 Probes = Mapping[Role, Mapping[str, Probe]]
 """What each record answered: role -> record name -> answer."""
 
 
 def probe_catalogue(
-    catalogue: Catalogue, machine: Machine, seconds: float = PROBE_SECONDS
+    catalogue: Catalogue,
+    machine: Machine,
+    seconds: float = PROBE_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[Role, dict[str, Probe]]:
     """Ask every offered record about `machine`; each record has an answer in the result.
 
     Each probe runs in a thread of its own. One that raises, returns something else than `Usable`
-    or `Unusable`, or has not answered after `seconds` counts as `Unusable`, with a reason that
-    says so. A late probe's thread cannot be ended: it is a daemon, its answer is dropped. What
-    probes write to `sys.stdout` meanwhile goes to stderr, and the current folder is the same
-    afterwards. Ctrl-C passes through.
+    or `Unusable`, or has not answered after `seconds` of `clock` counts as `Unusable`, with a
+    reason that says so. A late probe's thread cannot be ended: it is a daemon, its answer is
+    dropped. What probes write to `sys.stdout` meanwhile goes to stderr, and the current folder is
+    the same afterwards. Ctrl-C passes through.
     """
     roles: tuple[Role, ...] = get_args(Role)
-    deadline = time.monotonic() + seconds
+    deadline = clock() + seconds
     with stdout_to_stderr(), folder_kept():
         asked = [
             (role, offer, _Asking(offer, machine))
@@ -40,7 +47,7 @@ def probe_catalogue(
         ]
         answers: dict[Role, dict[str, Probe]] = {role: {} for role in roles}
         for role, offer, asking in asked:
-            answers[role][offer.name] = asking.answer(deadline, seconds)
+            answers[role][offer.name] = asking.answer(max(deadline - clock(), 0), seconds)
     return answers
 
 
@@ -56,9 +63,9 @@ class _Asking:
         )
         self._thread.start()
 
-    def answer(self, deadline: float, seconds: float) -> Probe:
-        """The answer, waited for until `deadline`."""
-        self._thread.join(max(deadline - time.monotonic(), 0))
+    def answer(self, left: float, seconds: float) -> Probe:
+        """The answer, waited for `left` of all `seconds`."""
+        self._thread.join(left)
         result = self._result
         if result is not None:
             return result

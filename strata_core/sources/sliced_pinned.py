@@ -28,7 +28,8 @@ from strata_core.interfaces import (
 from strata_core.memory.platform.pages import PageHints
 from strata_core.memory.rules import COMPLEMENT
 from strata_core.pack.reads import ReadCheck
-from strata_core.plan.moving import Pace, spares_by_size
+from strata_core.plan.lending import lendable
+from strata_core.plan.moving import Pace, slot_bytes, spares_by_size
 from strata_core.plan.plan import gib
 from strata_core.sources.arena import Arena, stride
 from strata_core.sources.copies import CopyCheck
@@ -40,8 +41,9 @@ _LOG = logging.getLogger("strata.sources")
 class SlicedPinned:
     """Experts in memory, all others from the mapped file; implements `AdaptiveSource`.
 
-    It begins with `held`, and with empty places of the sizes in `spare`. Addresses hold until
-    `close`, or until a move of the expert is committed. `verify`: compare copies with the file.
+    It begins with `held`, and with empty places of the sizes in `spare`, for experts that leave a
+    device or whose slots prompts borrow. Addresses hold until `close`, or until a move of the
+    expert is committed. `verify`: compare copies with the file.
     """
 
     def __init__(
@@ -200,6 +202,24 @@ def residents(
     return frozenset(held)
 
 
+def _for_prompts(context: SourceContext, left: int | None) -> dict[int, int]:
+    """Empty places by size for experts whose slots prompts borrow, in `left` bytes (None: any).
+
+    So that they come back from memory, not from the file: from the large ones down, as caches lend.
+    """
+    experts = context.experts
+    total, layers = experts.count * len(experts.layouts), len(experts.layouts)
+    sizes = sorted((slot_bytes(experts.layouts[e.layer]) for e in context.excluded), reverse=True)
+    found: dict[int, int] = {}
+    for size in sizes[: lendable(len(sizes), total, layers)]:
+        if left is not None:
+            left -= size
+            if left < 0:
+                break
+        found[size] = found.get(size, 0) + 1
+    return found
+
+
 def build(context: SourceContext) -> Source:
     """The source of the record `sliced-pinned`; reads its experts before it returns."""
     experts = context.experts
@@ -215,6 +235,9 @@ def build(context: SourceContext) -> Source:
     room = sum(size * count for size, count in spare.items())
     budget = None if limit is None else int(limit * 2**30) - room
     held = residents(experts, wanted, budget)
+    left = None if budget is None else budget - sum(stride(experts.layouts[e.layer]) for e in held)
+    for size, count in _for_prompts(context, left if len(held) == len(wanted) else 0).items():
+        spare[size] = spare.get(size, 0) + count
     _LOG.info(
         "resident experts: %d in memory (%s), %d on devices, %d read from the mapped file",
         len(held),

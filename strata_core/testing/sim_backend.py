@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from strata_core.errors import UsageError
 from strata_core.interfaces import Backend, BackendContext
 from strata_core.runtime import Device
 
@@ -27,9 +28,11 @@ def devices(options: Mapping[str, Any]) -> tuple[Device, ...]:
 def pins(options: Mapping[str, Any]) -> int | None:
     """Bytes that its driver page-locks beside the contexts of all devices; None: no limit.
 
-    STRATA_PIN_LIMIT_GIB, where it is given, is another limit.
+    STRATA_PIN_LIMIT_GIB, where it is given, is another limit. Raises UsageError where the contexts
+    alone take more.
     """
     from strata_core.testing.sim import sim_runtime
+    from strata_core.testing.sim.failure import size
 
     runtime = sim_runtime(options)
     try:
@@ -40,7 +43,16 @@ def pins(options: Mapping[str, Any]) -> int | None:
     limits = [] if given is None else [int(given * 2**30)]
     if hardware.pin_budget is not None:
         contexts = hardware.context_pins * len(hardware.vram)
-        limits.append(max(0, hardware.pin_budget - contexts))
+        if hardware.pin_budget < contexts:
+            raise UsageError(
+                f"--sim-pin-budget {options['sim_pin_budget']:g} is too little for the contexts of "
+                f"{len(hardware.vram)} simulated device(s)",
+                f"the context of each pins {size(hardware.context_pins)}: {size(contexts)} in all, "
+                f"and the budget is {size(hardware.pin_budget)}",
+                f"give at least {contexts / 2**30:.4g} (GiB) and what is to be page-locked "
+                "besides, or leave it out",
+            )
+        limits.append(hardware.pin_budget - contexts)
     return min(limits, default=None)
 
 

@@ -1,10 +1,11 @@
 """A Jinja environment for templates that come with a model and are not to be trusted.
 
 Jinja's sandbox keeps a template from reaching Python's insides and from changing its input. It does
-not bound what a template costs, so here every loop step, call and filter looks at the clock, and
-everything that makes long texts or lists is measured before it is made. The dialect is that of
-transformers: trim_blocks, lstrip_blocks, loop controls, `tojson` without HTML escapes,
-`raise_exception`, `strftime_now`, and a `generation` block that changes nothing.
+not bound what a template costs, so here every loop step, call and filter looks at the processor
+time of its thread (a busy or a stopped machine is not the template's fault), and everything that
+makes long texts or lists is measured before it is made. The dialect is that of transformers:
+trim_blocks, lstrip_blocks, loop controls, `tojson` without HTML escapes, `raise_exception`,
+`strftime_now`, and a `generation` block that changes nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from strata_core.tokenizer.chat_template import TemplateRefusal
 
 SECONDS = 5.0
+"""Processor time that a template may take."""
 MAX_TEXT = 1 << 22
 """Most characters that a template may add to those of its input, in a value or in the output."""
 MAX_ITEMS = 1 << 17
@@ -55,7 +57,7 @@ class _Limits:
     text: int
 
     def spend(self) -> None:
-        if time.monotonic() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise SecurityError(f"it ran longer than {SECONDS:g} s")
 
     def length(self, characters: int) -> None:
@@ -69,7 +71,7 @@ _current: ContextVar[_Limits] = ContextVar("template_limits")
 
 @contextmanager
 def _limited(text: int) -> Iterator[None]:
-    token = _current.set(_Limits(time.monotonic() + SECONDS, MAX_TEXT + text))
+    token = _current.set(_Limits(time.thread_time() + SECONDS, MAX_TEXT + text))
     try:
         yield
     finally:

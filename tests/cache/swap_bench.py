@@ -1,6 +1,6 @@
 """Sources, a table and a swapper on the simulated accelerator; each checks what it sees."""
 
-import time
+from concurrent.futures import wait
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Files:
 
     def read_into(self, expert, buffer):
         if self.slow is not None:
-            self.slow.wait(5)
+            self.slow.wait(120)
         if expert in self.broken:
             raise StrataError(f"cannot read {expert}", "the disk is gone", "mend it")
         assert len(buffer) >= -(-len(BLOBS[expert]) // 4096) * 4096 + 4096
@@ -182,7 +182,7 @@ class Lab:
             table=self.table,
             demand=self.demand,
             degrade=self.reports.append,
-            patience=5.0,
+            patience=120.0,
             buffers=[start + n * each for n in range(4)],
         )
 
@@ -203,9 +203,14 @@ class Lab:
             self.check()
             if not self.swapper.under_way:
                 return number, back
+            self.await_jobs()
             back += self.swapper.tick(())
-            time.sleep(0.0005)
         raise AssertionError("it does not end")
+
+    def await_jobs(self):
+        """Wait for the threads that read and store, however long they take."""
+        jobs = [job for swap in self.swapper._open for job in (swap.reading, swap.storing)]
+        wait([job for job in jobs if job is not None])
 
     def close(self):
         self.swapper.close()

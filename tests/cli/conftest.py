@@ -67,16 +67,18 @@ def strata(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 
 @pytest.fixture
 def process() -> Callable[..., subprocess.Popen[bytes]]:
-    """Start the command as a process of its own; what is left running is killed at the end."""
+    """Start the command as a process of its own; what is left running is killed at the end.
+
+    `program` is Python that calls the command itself, where a test changes something before.
+    """
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*args: str, **options: Any) -> subprocess.Popen[bytes]:
+    def start(*args: str, program: str = "", **options: Any) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
         for stream in ("stdin", "stdout", "stderr"):
             options.setdefault(stream, subprocess.PIPE)
-        child = subprocess.Popen(
-            [sys.executable, "-m", "strata_core", *args], env=environment, **options
-        )
+        head = ["-c", program] if program else ["-m", "strata_core"]
+        child = subprocess.Popen([sys.executable, *head, *args], env=environment, **options)
         started.append(child)
         return child
 
@@ -93,7 +95,7 @@ def run_strata(process: Callable[..., Any]) -> Callable[..., Result]:
 
     def run(*args: str, stdin: bytes = b"", **options: Any) -> Result:
         child = process(*args, **options)
-        out, err = child.communicate(stdin, timeout=60)
+        out, err = child.communicate(stdin, timeout=240)
         return Result(child.returncode, (out or b"").decode(), (err or b"").decode())
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import median
 
@@ -129,3 +130,53 @@ def test_a_missing_model(strata, tmp_path: Path) -> None:
     result = strata("bench", str(tmp_path / "none.gguf"))
     assert result.code == 2
     assert "none.gguf" in "\n".join(result.error_lines)
+
+
+ON_SIM = ("--backend", "sim", "--sim-vram", "0.012", "--expert-cache", "12", "--prefill", "64")
+
+
+def test_a_timeline_tells_of_each_chunk_by_layer(strata, tmp_path) -> None:
+    path = tmp_path / "timeline.json"
+    call = ("bench", "demo", "-p", "150", "-n", "0", "-r", "1", *ON_SIM, "--timeline", str(path))
+    result = strata(*call, "--json")
+    assert result.code == 0
+    written = json.loads(path.read_text("utf-8"))
+    assert (written["format"], written["version"]) == ("strata-timeline", 1)
+    assert written["tokens"] == 150
+    assert written["chunks"] == result.document["timeline"]
+    assert [chunk["tokens"] for chunk in written["chunks"]] == [64, 64, 22]
+    assert [chunk["start"] for chunk in written["chunks"]] == [0, 64, 128]
+    for chunk in written["chunks"]:
+        assert [each["layer"] for each in chunk["layers"]] == [*range(6), None]
+        for each in chunk["layers"][:-1]:
+            assert each["copy"]["bytes"] > 0
+            assert 0 <= each["copy"]["begin_us"] < each["copy"]["end_us"]
+            computed = each["compute"]
+            assert 0 < computed["us"] <= computed["end_us"] - computed["begin_us"] + 1e-6
+        assert chunk["bytes"] == sum(each["copy"]["bytes"] for each in chunk["layers"])
+        assert chunk["us"] == max(each["compute"]["end_us"] for each in chunk["layers"])
+    shown = strata(*call).out
+    assert "a chunk of 64 tokens from position 0 on:" in shown
+    lines = shown[shown.index("layer") :].splitlines()
+    assert lines[0].split("  ")[0] == "layer"
+    assert [line.split()[0] for line in lines[1:]] == [*"012345", "head", "all"]
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (("--timeline", ""), "--timeline is empty"),
+        (("--timeline", "t.json", "-p", "0"), "--timeline has no prompt to tell of"),
+        (("--timeline", "nowhere/t.json"), "cannot be written"),
+        (("--timeline", "."), "cannot be written"),
+        (("--timeline", "t.json", "--compare", "llama-bench=x"), "were both given"),
+        (("--timeline", "t.json"), "backend cpu does not tell"),
+        (("--timeline", "t.json", *ON_SIM), "a prompt of 20 tokens has no timeline"),
+    ],
+)
+def test_a_timeline_that_cannot_be(more, what, strata, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = strata("bench", "demo", "-p", "20", "-n", "1", "-r", "1", *more)
+    assert result.code == 2
+    assert what in result.err
+    assert list(tmp_path.iterdir()) == []

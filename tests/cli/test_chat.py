@@ -83,6 +83,39 @@ def test_a_conversation_that_outgrows_the_context(say) -> None:
     assert "too long" in result.error_lines[0]
 
 
+def test_the_oldest_turns_are_left_out_where_the_context_is_full(say, strata) -> None:
+    lines = ["In the beginning", "And God said", "And there was", "And the earth"]
+    asked = ("demo", "--raw", "-n", "4", "--max-context", "20")
+    document = say("\n".join(lines) + "\n", *asked, "--json").document
+    kept, left_out = document["messages"], document["left_out"]
+    assert left_out in (2, 4)
+    assert len(kept) + left_out == 2 * len(lines)
+    assert [m["content"] for m in kept[::2]] == lines[left_out // 2 :]
+    text = "".join(
+        ("\n" if i and not i % 2 else "") + m["content"] for i, m in enumerate(kept[:-1])
+    )
+    alone = strata("generate", "demo", text, "-n", "4", "--max-context", "20", "--json").document
+    assert kept[-1]["content"] == alone["text"]
+    told = say("\n".join(lines) + "\n", *asked).err
+    assert "longer than the context of 20 tokens: its oldest 2 messages are left out" in told
+    assert "--max-context" in told
+
+
+@pytest.mark.shared
+def test_the_system_message_stays(say, templated) -> None:
+    lines = "\n".join(["And God said"] * 4) + "\n"
+    asked = (templated, "--system", "Speak.", "-n", "4", "--max-context", "48", "--json")
+    document = say(lines, *asked).document
+    roles = [m["role"] for m in document["messages"]]
+    assert roles == ["system"] + ["user", "assistant"] * ((8 - document["left_out"]) // 2)
+    assert document["left_out"] in (2, 4, 6)
+
+
+def test_an_answer_that_fills_the_context_says_so(say) -> None:
+    told = say("In the beginning\n", "demo", "--raw", "-n", "99", "--max-context", "8").err
+    assert "the answer ends here because the context of 8 tokens is full" in told
+
+
 def test_a_line_that_is_too_long_is_refused_and_not_cut(say) -> None:
     result = say("é" * (1 << 19) + "x\n", "demo", "--raw", "--quiet")
     assert result.code == 2

@@ -199,6 +199,23 @@ def test_doctor_document(strata, monkeypatch) -> None:
     assert result.code == 0
 
 
+def test_doctor_names_the_cache_folder_and_says_where_it_takes_no_file(
+    strata, monkeypatch, tmp_path
+) -> None:
+    named = tmp_path / "there" / "it is"
+    monkeypatch.setenv("STRATA_CACHE_DIR", str(named))
+    assert strata("doctor", "--json").document["cache_folder"] == str(named)
+    assert str(named) in strata("doctor").out
+    assert list(named.iterdir()) == [], "the file that was tried is gone"
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("STRATA_CACHE_DIR", str(tmp_path / "a file"))
+    result = strata("doctor", "--json")
+    assert result.code == 1
+    (problem,) = result.document["problems"]
+    assert problem["what"] == f"the cache folder {tmp_path / 'a file'} cannot be written to"
+    assert "STRATA_CACHE_DIR" in problem["remedy"]
+
+
 def test_doctor_text(strata) -> None:
     shown = strata("doctor").out
     for words in ("system", "memory", "setting", "origin", "reference", "no problems found"):

@@ -24,17 +24,17 @@ def python(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "seconds", "says"),
     [
-        (python("import sys; print('figures'); sys.exit('the cause')"), "exit code 1: the cause"),
-        (python("print('{}'); raise SystemExit(2)"), "exit code 2: {}"),
-        (python("raise SystemExit(3)"), "exit code 3: without a word"),
-        (python("print('no figures')"), "no figures in what it printed: no figures"),
-        (python("import time; time.sleep(60)"), "more than 1 s"),
-        (["/no/such/program"], "cannot be run"),
+        (python("import sys; print('figures'); sys.exit('the cause')"), 240, "code 1: the cause"),
+        (python("print('{}'); raise SystemExit(2)"), 240, "exit code 2: {}"),
+        (python("raise SystemExit(3)"), 240, "exit code 3: without a word"),
+        (python("print('no figures')"), 240, "no figures in what it printed: no figures"),
+        (python("import time; time.sleep(3600)"), 0.5, "more than 0.5 s"),
+        (["/no/such/program"], 240, "cannot be run"),
     ],
 )
-def test_a_process_that_fails(command: list[str], says: str) -> None:
+def test_a_process_that_fails(command: list[str], seconds: float, says: str) -> None:
     def never(number: int, pair: object) -> None:
         pytest.fail("a pair without figures")
 
@@ -44,7 +44,7 @@ def test_a_process_that_fails(command: list[str], says: str) -> None:
             (lambda first: python(""), read_llama_bench),
             ASKED,
             2,
-            lambda given: run(given, 1),
+            lambda given: run(given, seconds),
             never,
         )
     assert shlex.join(command) in error.value.what
@@ -63,7 +63,7 @@ BABBLE = "import sys\nwhile True: sys.{}.write('x' * 65536)"
 )
 def test_only_so_much_is_kept_of_what_is_printed(source: str, says: str) -> None:
     with pytest.raises(StrataError, match=says) as error:
-        run(python(source), 60)
+        run(python(source), 240)
     assert len(error.value.why) < 2000
 
 
@@ -84,14 +84,14 @@ def test_what_a_process_started_ends_with_it(
     file = tmp_path / "pids"
     source = (
         "import os, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])\n"
         f"open({str(file)!r} + '.new', 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
         f"os.rename({str(file)!r} + '.new', {str(file)!r})\n"
-        "time.sleep(60)\n"
+        "time.sleep(3600)\n"
     )
 
     def join(self: threading.Thread, timeout: float | None = None) -> None:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 240
         while not file.exists() and time.monotonic() < until:
             time.sleep(0.01)
         if ends == "interrupt":
@@ -104,7 +104,7 @@ def test_what_a_process_started_ends_with_it(
         run(python(source), 1)
     numbers = [int(number) for number in file.read_text("ascii").split()]
     assert len(numbers) == 2
-    until = time.monotonic() + 10
+    until = time.monotonic() + 240
     while not all(map(gone, numbers)) and time.monotonic() < until:
         time.sleep(0.01)
     assert all(map(gone, numbers))

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,11 +26,43 @@ LONG = ("generate", "demo", "In the beginning", "-n", "2000", "--ignore-eos")
 
 def stop(child) -> tuple[bytes, bytes]:
     child.send_signal(signal.SIGINT)
-    return child.communicate(timeout=30)
+    return child.communicate(timeout=240)
 
 
-def test_ctrl_c_prints_what_there_is(process) -> None:
-    child = process(*LONG)
+SLOW = """
+import os, time
+from pathlib import Path
+from strata_core.cli.entry import run
+from strata_core.kernels.cpu.executor import CpuExecutor
+
+rounds, real = [], CpuExecutor.run
+
+def slow(executor, window):
+    rounds.append(window)
+    if len(rounds) > 9:
+        Path(os.environ["TEN_ROUNDS"]).touch()
+        time.sleep(0.1)
+    return real(executor, window)
+
+CpuExecutor.run = slow
+run()
+"""
+"""The command, in no hurry after nine rounds: it is still at it whenever the test comes to it."""
+
+
+@pytest.fixture
+def slow(process, tmp_path: Path):
+    """The command at LONG, and the file that is there once it has had ten rounds."""
+
+    def start(*args: str):
+        file = tmp_path / "ten-rounds"
+        return process(*LONG, *args, program=SLOW, env={"TEN_ROUNDS": str(file)}), file
+
+    return start
+
+
+def test_ctrl_c_prints_what_there_is(slow) -> None:
+    child, _ = slow()
     first = child.stdout.read(20)
     rest, err = stop(child)
     assert child.returncode == 130
@@ -39,40 +72,24 @@ def test_ctrl_c_prints_what_there_is(process) -> None:
     assert b"Traceback" not in err
 
 
-def test_ctrl_c_leaves_one_document(process) -> None:
-    child = process(*LONG, "--json")
-    # Nothing shows that tokens come; wait until the engine's thread has been up for a while.
-    wait_for_threads(child.pid, 2)
+def test_ctrl_c_leaves_one_document(slow) -> None:
+    child, file = slow("--json")
+    while not file.exists():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
     out, err = stop(child)
     assert child.returncode == 130
     assert err == b""
     document = json.loads(out)
-    if "error" in document:  # the signal came while the model was still loading
-        assert document["error"]["what"] == "interrupted"
-    else:
-        assert document["reason"] == "cancelled"
-        assert isinstance(document["token_ids"], list)
-
-
-def wait_for_threads(pid: int, count: int) -> None:
-    import time
-
-    tasks = Path(f"/proc/{pid}/task")
-    if not tasks.exists():
-        pytest.skip("threads are counted through /proc")
-    for _ in range(1000):
-        if len(list(tasks.iterdir())) >= count:
-            time.sleep(1.0)
-            return
-        time.sleep(0.01)
-    pytest.fail("the process started no thread")
+    assert document["reason"] == "cancelled"
+    assert 8 <= len(document["token_ids"]) < 2000
 
 
 def test_closed_pipe_ends_quietly(process) -> None:
     child = process(*LONG)
     assert len(child.stdout.read(5)) == 5
     child.stdout.close()
-    child.wait(timeout=30)
+    child.wait(timeout=240)
     assert child.stderr.read() == b""
     assert child.returncode == 0
 
@@ -80,7 +97,7 @@ def test_closed_pipe_ends_quietly(process) -> None:
 def test_pipe_closed_before_anything(process) -> None:
     child = process("plugins")
     child.stdout.close()
-    child.wait(timeout=30)
+    child.wait(timeout=240)
     assert child.stderr.read() == b""
 
 
@@ -88,7 +105,7 @@ def test_pipe_closed_before_anything(process) -> None:
 def test_full_output_is_an_error(process) -> None:
     with Path("/dev/full").open("wb") as full:
         child = process("plugins", stdout=full)
-        _, err = child.communicate(timeout=30)
+        _, err = child.communicate(timeout=240)
     assert child.returncode == 1
     assert len(err.splitlines()) == 3
     assert b"the output cannot be written" in err

@@ -18,7 +18,7 @@ def expected(tmp_path_factory):
         [sys.executable, "-m", "strata_core", "generate", *ASKED, "--backend", "cpu"],
         capture_output=True,
         check=True,
-        timeout=120,
+        timeout=240,
     )
     return json.loads(done.stdout)
 
@@ -61,6 +61,7 @@ def test_quiet_shows_warnings_alone(strata) -> None:
     [
         (("--sim-vram", "0.001"), "does not fit: vram0 (SIM0) is short by"),
         (("--sim-vram", "0.006", "--expert-cache", "150"), "does not fit: vram0 (SIM0)"),
+        (("--sim-pin-budget", "0.05"), "--sim-pin-budget 0.05 is too little for the contexts of 1"),
         (("--sim-pin-budget", "0.063"), "does not fit: pinned is short by"),
         (("--device", "3"), "--device 3: there is no such device"),
         (("--expert-cache-device1", "5"), "--expert-cache-device1 5 has no device"),

@@ -123,7 +123,7 @@ def test_what_the_suites_are_made_with_is_named_where_it_is_missing(tmp_path) ->
         "run()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 1
     assert done.stderr.splitlines() == [

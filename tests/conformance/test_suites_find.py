@@ -58,7 +58,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         env={**os.environ, "PYTHONPATH": paths, "BROKEN_PARTS_RESULT": str(result), "CI": "true"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert result.exists(), done.stdout + done.stderr

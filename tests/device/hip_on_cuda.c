@@ -87,6 +87,8 @@ FORWARD(hipEventCreateWithFlags, (P *e, unsigned f), 0, "cudaEventCreateWithFlag
 FORWARD(hipEventDestroy, (P e), 0, "cudaEventDestroy", (P), (e))
 FORWARD(hipEventRecord, (P e, P s), 0, "cudaEventRecord", (P, P), (e, s))
 FORWARD(hipEventQuery, (P e), 0, "cudaEventQuery", (P), (e))
+FORWARD(hipEventElapsedTime, (float *ms, P a, P b), 0, "cudaEventElapsedTime", (float *, P, P),
+        (ms, a, b))
 FORWARD(hipMemcpyAsync, (P t, const void *f, size_t n, int k, P s), 0, "cudaMemcpyAsync",
         (P, const void *, size_t, int, P), (t, f, n, k, s))
 FORWARD(hipMemsetAsync, (P t, int v, size_t n, P s), 0, "cudaMemsetAsync", (P, int, size_t, P),

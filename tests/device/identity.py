@@ -49,7 +49,8 @@ def check(model: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
         text = f"{model.name:18} {row.way!s:38} {row.logits[:16]:16} {row.verdict:8} {served}"
         print(f"{text} {row.note[:300]}".rstrip(), flush=True)
 
-    _, rows = prove(found, list(wanted(table, asked.only)), on_row=show)
+    chosen = list(wanted(table, asked.only))
+    _, rows = prove(found, chosen, seconds=asked.seconds, on_row=show)
     return [{"model": model.name, "way": str(row.way), **row.as_json()} for row in rows]
 
 
@@ -63,6 +64,7 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=1, help="the others are helpers")
     parser.add_argument("--sim-vram", type=float, default=8.0, help="GiB of a simulated device")
     parser.add_argument("--only")
+    parser.add_argument("--seconds", type=float, help="of each model; later ways are skipped")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     lines = [line for model in asked.models for line in check(model, asked)]

@@ -88,6 +88,20 @@ def test_loops_launch_answer_and_time_out():
     assert doorbell(*head, 4, *tail) == -2  # a line that never comes: the wait is bounded
 
 
+def test_times_of_prompts_are_of_what_tokens_see(tmp_path, capsys):
+    import time_prompts
+
+    assert time_prompts.operations(3, 5, heads=2, head_dim=8) == 2 * 2 * 2 * 8 * (6 + 7 + 8)
+    rows = dict.fromkeys(time_prompts.rows(2048, 32768))
+    assert {(2048, 0), (2048, 30720), (128, 0), (512, 16384 - 512)} < set(rows)
+    small = ["--on", "sim", "--no-bits", "--kv", "int8", "--chunk", "16", "--longest", "64"]
+    small += ["--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--cache", str(tmp_path)]
+    assert time_prompts.attention(time_prompts.options().parse_args(small)) == 0
+    said = capsys.readouterr().out
+    assert "int8      16       48" in said
+    assert "a prompt of 64 in chunks of 16" in said
+
+
 @pytest.mark.parametrize(
     ("name", "arch"),
     [("rows", "sm_90"), ("matrix", "sm_90"), ("layer", "sm_90"), ("layer", "sm_75")],

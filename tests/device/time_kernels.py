@@ -2,10 +2,10 @@
 
 Meant for the shape of 30B-A3B with few layers and everything in slots. Four parts, each with its
 table: kernels alone on random inputs, bit by bit; windows of 1 to 8 tokens against the CPU backend;
-times of replayed graphs; what a round takes that is made otherwise (a fusion undone, nothing asked
-for ahead, no early starts), beside the round as it is. A kernel's time *in the round* is what the
-round takes less without it; *alone* is a graph of it over all layers, whose weights may then lie in
-the cache. A round of 48 layers is what one layer takes, 47 times more.
+times of replayed graphs, and of rounds that are made otherwise (a fusion undone, nothing asked for
+ahead, no early starts); attention of prompts (time_prompts.py). A kernel's time *in the round* is
+what the round takes less without it; *alone* is a graph of it over all layers, whose weights may
+then lie in the cache. A round of 48 layers is what one layer takes, 47 times more.
 
 Leaves with 1 where bits differ.
 
@@ -265,6 +265,16 @@ def rounds(mine, asked) -> int:
                 thing.close()
 
 
+def prompts(asked) -> int:
+    """Attention of prompts as in 30B-A3B, or on the simulator of very small ones."""
+    from time_prompts import attention, options
+
+    given = ["--on", asked.on, "--cache", str(asked.cache)]
+    given += ["--no-bits"] * asked.no_kernels
+    given += ["--chunk", "32", "--longest", "128"] * (asked.on == "sim")
+    return attention(options().parse_args(given))
+
+
 def main() -> int:
     """Parse and run."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -285,6 +295,7 @@ def main() -> int:
     wrong = 0 if asked.no_kernels else kernels(asked)
     print(f"after {time.perf_counter() - start:.1f} s", flush=True)
     wrong += rounds(Check(asked.model, asked), asked)
+    wrong += prompts(asked)
     print(f"{wrong} differ; {time.perf_counter() - start:.1f} s in all")
     return 1 if wrong else 0
 

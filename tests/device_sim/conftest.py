@@ -75,7 +75,7 @@ class Lab:
 
     quiet = Quiet
 
-    def backend(self, runtime=None, *, patience=10.0, most_tokens=8, **options):
+    def backend(self, runtime=None, *, patience=120.0, most_tokens=8, **options):
         options.setdefault("threads", 1)
         options.setdefault("expert_cache", 0)
         context = BackendContext(

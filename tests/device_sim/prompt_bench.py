@@ -110,7 +110,7 @@ class Bound:
         limits = Limits(tokens=size, logits=16, context=600, kv_type="fp16")
         self.executor = lab.bind(self.backend, checkpoint, self.source, limits)
         self.nbytes = max(x.nbytes for x in checkpoint.experts.layouts.values())
-        self.stream = self.executor._prompts.stager.stream
+        self.stream = self.executor._prompts.bringing.stager.stream
 
     def copied(self):
         """Bytes on the prompts' stream so far, in blobs."""

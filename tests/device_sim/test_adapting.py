@@ -359,6 +359,7 @@ def test_the_wait_for_the_last_copy_is_bounded(swapped, monkeypatch):
         patch.setattr(table.runtime, "finished", lambda event: False, raising=False)
         with pytest.raises(EngineError, match="the copy of the table of cells"):
             table.publish([swap])
+        table.patience = 120.0
     assert {layer: cells.tobytes() for layer, cells in table.cells.layers.items()} == before
     assert table.cells.version == version
     table.publish([swap])
@@ -405,16 +406,18 @@ def test_a_read_that_fails_leaves_the_expert_where_it_is(lab, tools, tiny_file, 
 def test_a_prompt_names_the_read_that_it_waits_for_and_the_next_one_waits_again(
     lab, tools, tiny_file
 ):
-    bound = Bound(lab, tools, tiny_file(), expert_cache=6, patience=0.5)
+    bound = Bound(lab, tools, tiny_file(), expert_cache=6)
     executor, swapper = bound.executor, bound.executor._adaptation.swapper
     read_into, slow = bound.source.read_into, threading.Event()
-    bound.source.read_into = lambda *args: slow.wait(20) and read_into(*args)
+    bound.source.read_into = lambda *args: slow.wait(120) and read_into(*args)
     bound.logits(TEXT[:9])
     assert swapper.under_way > 0
     slot = executor.open_sequence()
     prompt = evolve(tools.window(TEXT[:20], slot=slot, rows=[19]), kernel_class="prompt")
+    swapper.patience = 0.05
     with pytest.raises(StrataError, match="still on their way") as caught:
         executor.run(prompt)
+    swapper.patience = 120.0
     assert "the source did not read expert" in caught.value.why
     assert "disk" in caught.value.remedy
     slow.set()

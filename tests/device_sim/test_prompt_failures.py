@@ -84,7 +84,7 @@ def test_lent_experts_that_cannot_come_back_are_misses_like_any_other(
     if every:
         assert bound.executor._adaptation.rest(), "who is in a slot now is lent"
     inside = Counter(expert.layer for expert in pool.places)
-    lent = lend(pool, prompts.largest).experts
+    lent = lend(pool, prompts.borrowed.largest).experts
     (fullest, most), *_ = inside.most_common()
     assert cache == 8 or most == EXPERTS
     victims = {expert for expert in lent if expert.layer == fullest}
@@ -118,7 +118,7 @@ def test_where_no_lent_expert_comes_back_prompts_have_their_buffers_still(
 ):
     bound = Bound(lab, tiny_file(), 33, "mapped", expert_cache=6, adapt_every=every, adapt_swaps=2)
     pool, prompts = bound.backend._placements[0].pool, bound.executor._prompts
-    loan = lend(pool, prompts.largest)
+    loan = lend(pool, prompts.borrowed.largest)
     fail_second_views(bound, set(loan.experts), ERRORS[0])
     slot = bound.executor.open_sequence()
     for start in (0, 33):
@@ -128,7 +128,9 @@ def test_where_no_lent_expert_comes_back_prompts_have_their_buffers_still(
     for _ in range(2):
         assert answer(bound.executor, 33) == expected
         assert all(same for _, same in bound.slots())
-    assert set(lend(pool, prompts.largest, prompts.lost.vacated).buffers) >= set(loan.buffers)
+    assert set(lend(pool, prompts.borrowed.largest, vacated=prompts.lost.vacated).buffers) >= set(
+        loan.buffers
+    )
     assert len(lab.degradations) == 1, "the others are alike"
     bound.close()
 
@@ -137,7 +139,7 @@ def test_only_who_asks_for_an_expert_that_cannot_be_read_fails(lab, tiny_file):
     healthy = Bound(lab, tiny_file(), 33, "held for a layer", expert_cache=8, adapt_every=0)
     bound = Bound(lab, tiny_file(), 33, "held for a layer", expert_cache=8, adapt_every=0)
     pool, prompts = bound.backend._placements[0].pool, bound.executor._prompts
-    victim = lend(pool, prompts.largest).experts[-1]
+    victim = lend(pool, prompts.borrowed.largest).experts[-1]
     fail_second_views(bound, {victim}, ERRORS[0])
     slot = bound.executor.open_sequence()
     bound.executor.run(chunk(IDS[:33], 0, slot, [32]))
@@ -184,7 +186,7 @@ def test_a_long_chunk_does_without_an_expert_that_no_token_asks_for(lab, tiny_fi
 
     wanted = run()
     outside = [Expert(n, i) for n in range(LAYERS) for i in range(EXPERTS)]
-    outside = [e for e in outside if e not in prompts._slots]
+    outside = [e for e in outside if e not in prompts.borrowed.slots]
     asked = {e for e in outside if executor.picks()[e.layer][e.index]}
     view, broken = bound.source.view, set()
 

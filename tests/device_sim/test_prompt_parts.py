@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from strata_core.cache.lend import LEAST, OWN_WAVE, WAVE, lend, own_buffers
+from strata_core.cache.lend import lend
 from strata_core.cache.slots import SlotClass, SlotPool
 from strata_core.interfaces import Expert
 from strata_core.kernels.device.layout import WAVE as WAVE_LINE
-from strata_core.kernels.device.prompt_waves import Halves, asks_for_all, plan_waves
+from strata_core.kernels.device.prompt_waves import Ring, asks_for_all, plan_waves
+from strata_core.plan.lending import LEAST, OWN_WAVE, WAVE, own_buffers
 
 
 def pool_of(*classes):
@@ -47,31 +48,31 @@ def test_loans_are_whole_slots_with_experts_from_the_end(classes, gone):
 def test_small_caches_lend_nothing():
     assert lend(None, 256).buffers == ()
     assert lend(pool_of((256, LEAST - 1)), 256).buffers == ()
-    assert own_buffers(LEAST - 1, 128, 48) == 2 * OWN_WAVE
-    assert own_buffers(0, 4, 48) == 8
-    assert own_buffers(LEAST, 128, 48) == 0
-    assert own_buffers(2, 2, 1) == 0, "all experts are in slots"
+    assert own_buffers(LEAST - 1, 128, 48, 0) == 2 * OWN_WAVE
+    assert own_buffers(0, 4, 48, 0) == 8
+    assert own_buffers(LEAST, 128, 48, 999) == 0
+    assert own_buffers(2, 2, 1, 999) == 0, "all experts are in slots"
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 5])
 def test_waves_hold_each_expert_once_and_take_turns(tiny_file, buffers):
     layout = tiny_file().experts.layouts[0]
     slots = {Expert(0, i): 4096 * i for i in (1, 5)}
-    halves = Halves.of([1 << 20, 2 << 20, 3 << 20, 4 << 20, 5 << 20][:buffers])
+    ring = Ring.of([1 << 20, 2 << 20, 3 << 20, 4 << 20, 5 << 20][:buffers])
     table = np.zeros(8, WAVE_LINE)
-    waves, turn = plan_waves(0, layout, range(8), slots, halves, 0, table)
+    waves, turn = plan_waves(0, layout, range(8), slots, ring, 0, table)
     assert sorted(table["expert"].tolist()) == list(range(8))
     assert [w.begin for w in waves] == np.cumsum([0, *(w.count for w in waves)])[:-1].tolist()
-    assert waves[0].half is None
+    assert waves[0].part is None
     assert waves[0].count == 2
-    turns = [w.half for w in waves[1:]]
-    assert turns == [n % len(halves.halves) for n in range(len(turns))]
-    assert turn == len(turns) % len(halves.halves)
+    turns = [w.part for w in waves[1:]]
+    assert turns == [n % len(ring.parts) for n in range(len(turns))]
+    assert turn == len(turns) % len(ring.parts)
     for wave in waves[1:]:
         for line, (index, address) in zip(table[wave.begin :], wave.moves, strict=False):
             assert line["expert"] == index
             assert line["down"] == address + layout.parts[2].offset
-            assert address in halves.halves[wave.half]
+            assert address in ring.parts[wave.part]
 
 
 def test_long_chunks_ask_for_all_experts():

@@ -45,7 +45,11 @@ def test_helpers_and_other_types(lab, tiny_file, kind):
 def test_every_expert_outside_is_copied_once_a_chunk(lab, tiny_file):
     """Long chunks bring all experts that no slot holds, short ones those that were picked."""
     bound = Bound(lab, tiny_file(), 64, expert_cache=8)
-    lent = len(lend(bound.executor._prompts.pool, bound.executor._prompts.largest).experts)
+    lent = len(
+        lend(
+            bound.executor._prompts.borrowed.pool, bound.executor._prompts.borrowed.largest
+        ).experts
+    )
     outside = EXPERTS * LAYERS - 8 + lent
     slot = bound.executor.open_sequence()
     for number, start in enumerate((0, 32), 1):
@@ -77,7 +81,7 @@ def test_a_long_chunk_waits_on_the_host_for_its_end_alone(lab, tiny_file):
         assert stream.synchronizes == was[0]
         waits += stream.event_waits - was[1]
     waves = sum(
-        w.half is not None for each in bound.executor._prompts._waves.values() for w in each
+        w.part is not None for each in bound.executor._prompts._waves.values() for w in each
     )
     assert waits == 2 * waves > 0
     bound.close()

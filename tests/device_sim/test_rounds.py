@@ -1,7 +1,6 @@
 """Rounds: what moves, who is called, which lane computes, and how a round that fails ends."""
 
 import ctypes
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -187,10 +186,8 @@ def test_a_device_that_does_not_answer_ends_in_an_error(lab, tiny_file, tools):
 
     word = executor._exchange.rest.at("words")
     kernels["dispatch"] = silent
-    start = time.monotonic()
     with pytest.raises(EngineError, match="stopped at layer 0 in stepped mode") as caught:
         executor.run(tools.window(ids[1:2], start=1, slot=slot))
-    assert time.monotonic() - start < 5
     assert "did not answer within 0.05 s" in caught.value.why
     kernels["dispatch"] = signal
     again = lab.logits(executor)
@@ -242,7 +239,7 @@ def test_any_thread_may_ask_for_accounts_at_any_moment(lab, tiny_file, tools, op
 
     def ask():
         before = runtime.calls()
-        seen.append(threads.submit(lambda: (executor.counters(), executor.picks())).result(10))
+        seen.append(threads.submit(lambda: (executor.counters(), executor.picks())).result(120))
         told.append(runtime.calls() == before)
 
     def asking(work):

@@ -7,6 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_core.kernels.device.layout import CELL, ENTRY, inner_bytes, record_bytes
+from strata_core.kernels.device.prompt_table import (
+    ATTENTION_QUERIES,
+    SHORT_HEAD,
+    attention_room,
+)
 from strata_core.kernels.device.table import DEVICE_KERNELS, make_launch, pack, unpack
 
 C_TYPES = {
@@ -51,6 +56,18 @@ def test_wrong_arguments_are_named():
         pack("add", x=1, y=-2, rows=3, width=4)
     with pytest.raises(ValueError, match="made for"):
         make_launch("signal", ("Q8_0",), word=1, value=2)
+
+
+@given(st.integers(1, SHORT_HEAD // 8), st.integers(1, 5), st.integers(1, 16), st.integers(1, 700))
+def test_attention_of_prompts_fits_every_device(eighths, kv_heads, group, tokens):
+    sizes = {"q": 1, "out": 2, "positions": 3, "places": 4, "layer_offset": 0, "window": 0}
+    sizes |= {"tokens": tokens, "kv_heads": kv_heads, "group": group}
+    width = kv_heads * 8 * eighths
+    launch = make_launch("prompt_attention", ("fp16", 8 * eighths), width=width, **sizes)
+    assert launch.shared == attention_room(8 * eighths) <= 64 << 10  # what the smallest have
+    across, down, _ = launch.grid
+    assert across == kv_heads
+    assert 0 <= down * ATTENTION_QUERIES - tokens * group < ATTENTION_QUERIES
 
 
 def test_grids_cover_what_they_divide():

@@ -105,8 +105,8 @@ def test_what_is_there_is_computed_while_the_rest_is_read(lab, tiny_file):
     view, layers, seen = bound.source.view, bound.executor._maker.host.experts, []
 
     def late(expert):
-        """Not before experts of its layer that are there were computed, or a long time."""
-        limit = time.monotonic() + 2
+        """Not before experts of its layer that are there were computed; it would hang otherwise."""
+        limit = time.monotonic() + 120
         while not layers[expert.layer].served[0] and time.monotonic() < limit:
             time.sleep(0.001)
         seen.append(int(layers[expert.layer].served[0]))

@@ -36,28 +36,68 @@ def prompt_linear_cases(type_name: str) -> Iterator[Case]:
         yield Case(label, key, buffers, {**args, **sizes}, {"out": same})
 
 
+HEAD_DIMS = (16, 40, 64, 80, 96, 128, 256, 264)
+
+ATTENTION = (
+    (2, 1, 0, 250, 13),
+    (1, 3, 40, 280, 11),
+    (1, 12, 300, 500, 3),
+    (1, 2, 0, 0, 9),
+    (1, 8, 0, 231, 41),
+    (2, 5, 70, 610, 57),
+    (1, 1, 200, 455, 90),
+)
+"""KV heads, heads of each, window, first position, tokens; the last ones are several blocks, whose
+ends lie within a token."""
+
+
+def _places(tokens: int, buffers: dict[str, Buffer]) -> list[tuple[str, int, Ref]]:
+    return [
+        ("places", 32 * t + 8 * at, Ref(name))
+        for t in range(tokens)
+        for at, name in enumerate(("k", "v", "k_scales", "v_scales"))
+        if name in buffers
+    ]
+
+
+def _spoil(kept: dict[str, np.ndarray], first: int, end: int) -> None:
+    """Make what lies beside positions `first` to `end` - 1 no numbers; of int8, by the scales."""
+    for data in kept.values():
+        if data.dtype != np.int8:
+            data[:, :first] = data[:, end:] = np.nan
+
+
+def _signs_of_zero(kept: dict[str, np.ndarray], end: int, rng) -> None:
+    """Values whose sums are often zeros of either sign; those of the last tokens are positive."""
+    v, seen = kept["v"], end - 8
+    small = -np.finfo(v.dtype).smallest_subnormal
+    v[:, :seen] = np.where(rng.random(v[:, :seen].shape) < 0.02, small, -np.zeros(1, v.dtype))
+    v[:, seen:end] = 1
+
+
 def prompt_attention_cases(kv: str, head_dim: int) -> Iterator[Case]:
     rng = np.random.default_rng(11)
-    sizes = ((2, 1, 0, 250, 13), (1, 3, 40, 280, 11), (1, 12, 300, 500, 3), (1, 2, 0, 0, 9))
-    for kv_heads, group, window, start, tokens in sizes:
-        width = kv_heads * head_dim
-        buffers = {name: Buffer(data) for name, data in cache(kv, width, rng).items()}
+    chosen = [*ATTENTION, *([] if kv == "int8" else [(1, 2, 0, 490, 22)])]
+    for number, (kv_heads, group, window, start, tokens) in enumerate(chosen):
+        width, end = kv_heads * head_dim, start + tokens
+        shape, signs = (tokens, kv_heads * group, head_dim), number == len(ATTENTION)
+        kept = cache(kv, width, rng)
+        q = rng.standard_normal(shape).astype(np.float32) * np.float32(30 if signs else 1)
+        if signs:
+            _signs_of_zero(kept, end, rng)
+        _spoil(kept, max(0, start - window + 1) if window else 0, end)
+        buffers = {name: Buffer(data) for name, data in kept.items()}
         buffers["places"] = Buffer(np.zeros((tokens, 4), np.uint64))
-        links = [
-            ("places", 32 * t + 8 * at, Ref(name))
-            for t in range(tokens)
-            for at, name in enumerate(("k", "v", "k_scales", "v_scales"))
-            if name in buffers
-        ]
-        shape = (tokens, kv_heads * group, head_dim)
-        buffers["q"] = Buffer(rng.standard_normal(shape).astype(np.float32))
+        links = _places(tokens, buffers)
+        buffers["q"] = Buffer(q)
         buffers["out"] = Buffer(np.zeros(shape, np.float32))
-        buffers["positions"] = Buffer(np.arange(start, start + tokens, dtype=np.int32))
+        buffers["positions"] = Buffer(np.arange(start, end, dtype=np.int32))
         args = {n: Ref(n) for n in ("q", "out", "positions", "places")}
         sizes_of = {"layer_offset": CONTEXT, "tokens": tokens, "width": width}
         sizes_of |= {"kv_heads": kv_heads, "group": group, "window": window}
+        label = f"prompt_attention {kv_heads} x {group}, window {window}, from {start}"
         yield Case(
-            f"prompt_attention {kv_heads} x {group}, window {window}, from {start}",
+            label + (", signs of zero" if signs else ""),
             KernelKey("prompt_attention", (kv, head_dim)),
             buffers,
             {**args, **sizes_of},
@@ -175,7 +215,7 @@ def grouping_cases() -> Iterator[Case]:
         yield Case(label, KernelKey("prompt_combine"), buffers, args, {"x": same})
 
 
-def prompt_cases(head_dims: tuple[int, ...] = (16, 64, 80, 128, 256, 264)) -> Iterator[Case]:
+def prompt_cases() -> Iterator[Case]:
     """Every type in every kernel, and mixtures of types in experts."""
     yield from grouping_cases()
     for name in TYPES:
@@ -185,6 +225,6 @@ def prompt_cases(head_dims: tuple[int, ...] = (16, 64, 80, 128, 256, 264)) -> It
     for mix in MIXES:
         yield from prompt_expert_cases(*mix)
     for kv in ("fp32", "fp16", "int8"):
-        for head_dim in head_dims:
+        for head_dim in HEAD_DIMS:
             if kv != "int8" or head_dim % 32 == 0:
                 yield from prompt_attention_cases(kv, head_dim)

@@ -71,6 +71,8 @@ def selected():
         yield from list(prompt_expert_cases(name, name, name))[1:]
     for kv, head_dim in (("fp32", 16), ("int8", 32), ("fp16", 264)):
         yield from list(prompt_attention_cases(kv, head_dim))[1:3]
+    for kv, head_dim in (("fp16", 128), ("int8", 64), ("fp32", 80)):
+        yield from list(prompt_attention_cases(kv, head_dim))[4:]
 
 
 CASES = list(selected())

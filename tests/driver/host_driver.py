@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import time
 from collections import Counter
 from threading import Lock, get_ident
 
@@ -37,6 +38,7 @@ class HostDriver:
         self.calls: Counter[str] = Counter()
         self.failing = 0
         self.failed = ""
+        self.times: dict[int, float] = {}
         self.compiled: list[tuple[str, str, int]] = []
         self._here: dict[int, int] = {}
         self._errors: dict[int, str] = {}
@@ -174,19 +176,29 @@ class HostDriver:
     def _create_event(self, verb):
         return self._make("event", (self._here[get_ident()],))
 
+    def _create_timed_event(self, verb):
+        return self._make("event", (self._here[get_ident()], "timed"))
+
     def _destroy_event(self, verb, event):
         self._take("event", event)
 
     def _record(self, verb, event, stream):
         assert event in self.alive["event"]
+        self.times[event] = time.monotonic()
         self._is_here(self.alive["stream"][stream][0])
 
     def _wait(self, verb, stream, event):
-        self._record(verb, event, stream)
+        assert event in self.alive["event"]
+        self._is_here(self.alive["stream"][stream][0])
 
     def _finished(self, verb, event):
         self._is_here(self.alive["event"][event][0])
         return True
+
+    def _elapsed(self, verb, first, last):
+        timed = (self._here[get_ident()], "timed")
+        assert (self.alive["event"][first], self.alive["event"][last]) == (timed, timed)
+        return 1e3 * (self.times[last] - self.times[first])
 
     def _synchronize(self, verb, stream):
         self._is_here(self.alive["stream"][stream][0])

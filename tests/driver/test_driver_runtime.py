@@ -67,6 +67,9 @@ def live(runtime: DriverRuntime) -> None:
             runtime.record(event, stream)
             runtime.wait(stream, event)
             assert runtime.finished(event)
+            timed = runtime.create_timed_event(0)
+            runtime.record(timed, stream)
+            assert runtime.elapsed(timed, timed) == 0
             runtime.begin_capture(stream)
             runtime.launch(make_launch("add", x=block, y=block, rows=1, width=8), stream)
             graph = runtime.end_capture(stream)

@@ -31,10 +31,10 @@ def run(submit: Submit, **more: Any) -> tuple[ArithmeticExecutor, Finished | Fai
     engine.start()
     events: SimpleQueue[Event] = SimpleQueue()
     engine.send(submit, events.put)
-    while not isinstance(event := events.get(timeout=20), Finished | Failed):
+    while not isinstance(event := events.get(timeout=120), Finished | Failed):
         pass
     engine.send(Shutdown(), events.put)
-    assert engine.join(20)
+    assert engine.join(120)
     return executor, event
 
 

@@ -38,7 +38,8 @@ from strata_core.sampler import Sampling
 from strata_core.testing.arithmetic_executor import ArithmeticExecutor, continuation
 
 LIMITS = Limits(tokens=16, logits=4, context=200, kv_type="fp32")
-WAIT = 20
+WAIT = 120
+"""Seconds after which something counts as hanging; nothing is waited for that long."""
 
 
 class Client:

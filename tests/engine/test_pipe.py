@@ -27,7 +27,8 @@ from strata_core.engine.pipe import RemoteEngine, serve
 from strata_core.interfaces import Limits
 from strata_core.testing.arithmetic_executor import ArithmeticExecutor, continuation
 
-WAIT = 20
+WAIT = 120
+"""Seconds after which something counts as hanging; nothing is waited for that long."""
 
 
 def submit(name: str, n: int = 5) -> Submit:

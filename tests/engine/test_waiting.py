@@ -21,7 +21,8 @@ from strata_core.interfaces import Limits
 from strata_core.testing.arithmetic_executor import ArithmeticExecutor
 
 LIMITS = Limits(tokens=16, logits=4, context=200, kv_type="fp32")
-WAIT = 20
+WAIT = 120
+"""Seconds after which something counts as hanging; nothing is waited for that long."""
 
 
 def make_engine(executor: ArithmeticExecutor, **fields: Any) -> Engine:
@@ -81,7 +82,6 @@ BAD_ARGUMENTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.timeout(WAIT)
 @pytest.mark.parametrize("bad", BAD_ARGUMENTS, ids=[str(bad)[:40] for bad in BAD_ARGUMENTS])
 def test_a_bad_argument_is_a_usage_error_and_the_model_goes_on(
     model: strata_core.Model, bad: dict[str, Any]
@@ -102,7 +102,6 @@ def test_one_stop_text_may_be_given_as_it_is(model: strata_core.Model) -> None:
     assert one == listed
 
 
-@pytest.mark.timeout(WAIT)
 def test_what_comes_after_the_end_is_answered() -> None:
     engine = make_engine(ArithmeticExecutor())
     engine.send(Shutdown(), lambda _: None)
@@ -113,7 +112,6 @@ def test_what_comes_after_the_end_is_answered() -> None:
     assert isinstance(answer(engine, AskStatus()), Status)
 
 
-@pytest.mark.timeout(WAIT)
 def test_what_stands_behind_a_shutdown_in_the_queue_is_answered() -> None:
     executor = ArithmeticExecutor()
     reached, go_on = Flag(), Flag()
@@ -159,7 +157,6 @@ class Breaking(ArithmeticExecutor):
         super().close_sequence(slot)
 
 
-@pytest.mark.timeout(WAIT)
 @pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(3), MemoryError()], ids=repr)
 @pytest.mark.parametrize("method", ["open_sequence", "run", "close_sequence"])
 def test_an_executor_that_breaks_fails_its_request(method: str, error: BaseException) -> None:
@@ -171,7 +168,6 @@ def test_an_executor_that_breaks_fails_its_request(method: str, error: BaseExcep
     assert engine.join(WAIT)
 
 
-@pytest.mark.timeout(60)
 def test_a_generator_collected_on_the_engines_thread_does_not_wait_for_it() -> None:
     with strata_core.load("demo") as model:
         events = model.generate("In the", max_tokens=400)
@@ -195,7 +191,6 @@ def test_a_generator_collected_on_the_engines_thread_does_not_wait_for_it() -> N
         assert list(model.generate("In the", max_tokens=1))[-1].reason == "length"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "left",
     ["next(events)", "keep = events; next(events)", "next(events); del model", "del model, events"],
@@ -209,12 +204,11 @@ def test_a_program_ends_with_a_generator_half_consumed(left: str) -> None:
         "print('end')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, timeout=40, check=False
+        [sys.executable, "-c", program], capture_output=True, timeout=240, check=False
     )
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [b"end"], b"")
 
 
-@pytest.mark.timeout(60)
 def test_a_dropped_model_ends_its_thread() -> None:
     model = strata_core.load("demo")
     thread = model._running.engine._thread
@@ -225,7 +219,6 @@ def test_a_dropped_model_ends_its_thread() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.timeout(60)
 def test_closing_while_another_thread_generates_ends_both() -> None:
     model = strata_core.load("demo")
     began = Flag()

@@ -16,20 +16,20 @@ def test_threads_that_leave_in_any_order_put_stdout_back() -> None:
 
     def first() -> None:
         with stdout_to_stderr():
-            both.wait(10)
-        left.wait(10)
+            both.wait(120)
+        left.wait(120)
 
     def second() -> None:
         with stdout_to_stderr():
-            both.wait(10)
-            left.wait(10)
+            both.wait(120)
+            left.wait(120)
             assert sys.stdout is sys.stderr
 
     threads = [Thread(target=first), Thread(target=second)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert sys.stdout is before
 
 

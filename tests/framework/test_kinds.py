@@ -118,8 +118,9 @@ def test_some_of_them_in_any_order(points, data):
 def test_all_of_them_are_probed_and_selected_from(points, make_machine, capfd):
     catalogue = load_plugins(points.values())
     from strata_dummy import slow_probe
+    from strata_dummy.clock import over_when_only
 
-    probes = probe_catalogue(catalogue, make_machine(), seconds=0.3)
+    probes = probe_catalogue(catalogue, make_machine(), 0.3, over_when_only("slow"))
     slow_probe.GATE.set()
     assert capfd.readouterr().out == ""
     assert probes["backend"].keys() == {*BUILT_IN["backend"], "own", "slow", "talkative"}

@@ -227,7 +227,7 @@ def test_malformed_metadata_of_any_distribution_hides_nobody(install, tmp_path):
 def test_a_plugin_that_does_not_come_back_is_left_behind(install, monkeypatch):
     entry_points = install("good")
     gate = threading.Event()
-    monkeypatch.setattr(metadata.EntryPoint, "load", lambda self: gate.wait(60))
+    monkeypatch.setattr(metadata.EntryPoint, "load", lambda self: gate.wait(120))
     (broken,) = load_plugins(entry_points, seconds=0.2).broken
     gate.set()
     assert (broken.stage, broken.error) == ("import", "it did not load within 0.2 s")

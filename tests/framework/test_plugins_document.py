@@ -413,7 +413,7 @@ def test_the_smallest_plugin_installs_and_its_commands_run(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr

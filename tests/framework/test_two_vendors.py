@@ -170,7 +170,7 @@ def program(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=240,
             check=False,
         )
         return done.returncode, json.loads(done.stdout), done.stderr

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from strata_core.errors import DeviceError, PluginError, StrataError
 from strata_core.interfaces import AllocatorContext, StartPolicy
@@ -50,6 +51,26 @@ def test_all_begins_with_one_allocation(bench, caplog) -> None:
     line = "page-locking path 1, the resident experts: 0.000191 of 0.000191 GiB pinned"
     assert caplog.messages == [f"{line} (granted at once)"]
     assert b.degradations == []
+
+
+@pytest.mark.parametrize("had", [True, False])
+@pytest.mark.parametrize("complement", ["all", LAYER, None])
+def test_large_pages_that_are_not_had_are_told_once(bench, had: bool, complement) -> None:
+    def pool(system) -> None:
+        system._from_pool = lambda size: evolve(system.reserve(size), large=True) if had else None
+
+    settings = {} if complement is None else {"complement": complement}
+    b = bench(large=True, prepare=pool, **settings)
+    region = b.allocator.reserve(SIZE, CUTS, COMPLEMENT)
+    assert (region.path == "pinned") == (complement == "all")
+    told = [item for item in b.degradations if "STRATA_LARGE_PAGES" in item.what]
+    if had and complement != "all":
+        assert told == []
+        return
+    (item,) = told
+    assert item.what.startswith("the resident experts is not in large pages")
+    assert ("the driver allocated it" in item.why) == (complement == "all")
+    assert "nr_hugepages" in item.remedy
 
 
 def test_by_itself_slices_of_a_layer_are_registered(bench, caplog) -> None:
@@ -219,7 +240,7 @@ def test_slices_may_be_filled_while_others_register(bench) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     region = loan.region()
     assert [bytes_at(region.address + cut, LAYER).min() for cut in CUTS] == [1, 2, 3, 4, 5]
     assert len(pinned(region)) == 3

@@ -24,7 +24,7 @@ class System:
         self.lock = threading.Lock()
 
     def populate(self, address: int, nbytes: int) -> None:
-        assert self.gate.wait(20)
+        assert self.gate.wait(120)
         if self.fail_at is not None and address - START >= self.fail_at:
             raise OSError(12, "no memory")
         with self.lock:
@@ -72,7 +72,7 @@ def test_what_is_ready_is_ready_from_the_beginning(make) -> None:
 
     def slow(address: int, nbytes: int) -> None:
         if address == START:
-            assert first.wait(20)
+            assert first.wait(120)
         real(address, nbytes)
 
     system.populate = slow
@@ -108,9 +108,18 @@ def test_stopping_ends_whoever_waits(make) -> None:
     answers = []
     waiter = threading.Thread(target=lambda: answers.append(populator.wait(1000)))
     waiter.start()
-    threading.Timer(0.05, system.gate.set).start()
+
+    def open_gate() -> None:
+        while not populator._stopped:
+            time.sleep(0.001)
+        system.gate.set()
+
+    opener = threading.Thread(target=open_gate)
+    opener.start()
     populator.stop()
-    waiter.join(20)
+    opener.join()
+    waiter.join(120)
+    assert sum(nbytes for _, nbytes in system.done) < 1000
     assert answers == [False]
 
 

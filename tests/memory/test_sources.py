@@ -12,6 +12,7 @@ from strata_core.interfaces import Expert, SourceContext, StableSource
 from strata_core.memory.address import address_of, bytes_at
 from strata_core.memory.host import HostAllocator
 from strata_core.memory.ledger import PINNED
+from strata_core.plan.lending import lendable
 from strata_core.sources import arena, sliced_pinned
 from strata_core.testing.machines import recorded_pc
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
@@ -128,12 +129,14 @@ def test_what_devices_hold_is_not_kept_twice(bench, checkpoint) -> None:
     source = sliced_pinned.build(context(checkpoint, b.allocator, excluded=excluded))
     where = check(checkpoint, source, b.runtime)
     assert {expert for expert, place in where.items() if place == "file"} == excluded
-    assert len(b.runtime.registered) == LAYERS
+    assert len(b.runtime.registered) == LAYERS + 1, "the first is for what prompts borrow"
+    empty = source._arena.places._free
+    assert len(empty) == lendable(len(excluded), EXPERTS * LAYERS, LAYERS) > 0
     source.close()
     nothing = sliced_pinned.build(
         context(checkpoint, b.allocator, excluded=frozenset(everything(checkpoint)))
     )
-    assert b.ledger.used(PINNED) == 0
+    assert b.ledger.used(PINNED) == 0, "where devices hold everything, nothing is lent"
     assert set(check(checkpoint, nothing, b.runtime).values()) == {"file"}
     nothing.close()
 

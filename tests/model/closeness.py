@@ -1,16 +1,20 @@
-"""How close the cpu backend comes to the float32 oracle: KL and NLL over a passage, per variant.
+"""How close a backend comes to the float32 oracle: KL and NLL over a passage, per variant.
 
-    python tests/model/closeness.py MODEL... [--kv fp32,fp16,int8] [--tokens 512]
+    python tests/model/closeness.py MODEL... [--backend cpu] [--kv fp32,fp16,int8] [--tokens 512]
+        [--given]
 
-Needs models of one vocabulary each with a tokenizer, or of the kjv-moe folder, whose
-`reference.json` holds the passage; prints one row for each model and KV type: KL(reference || cpu)
-over every position as mean, median and 95th percentile in nats, and the difference of the NLL.
+Needs models of the kjv-moe folder, whose `reference.json` holds the passage; prints one row for
+each model and KV type: KL(reference || backend) over every position as mean, median and 95th
+percentile in nats, and the difference of the NLL. With --given the oracle is not computed here, but
+that of `reference.npz`: KL after each of its prompts, how many of the greedy tokens are the same,
+the difference of the passage's NLL, and whether the logits are the CPU backend's bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,25 +46,75 @@ def nll(log_probabilities: np.ndarray, ids: list[int]) -> float:
     return -float(log_probabilities[np.arange(len(ids) - 1), ids[1:]].mean())
 
 
-def main() -> None:
+def variant_of(model: Path) -> str:
+    """The name that `reference.json` has for a file of the folder, or for the folder itself."""
+    return "bf16" if model.is_dir() else model.stem.partition("-")[2]
+
+
+def given(model: Path, backend: str, kv: str) -> tuple[str, bool]:
+    """A row of the table against the oracle beside the model, and whether the bits are equal."""
+    folder = model if model.is_dir() else model.parent
+    known, variant = json.loads((folder / "reference.json").read_text()), variant_of(model)
+    oracle = np.load(folder / "reference.npz")
+    wanted, ids = known["variants"][variant], passage_of(model)
+    kl, same, asked = [], 0, 0
+    bits: dict[str, list[bytes]] = {}
+    for name in dict.fromkeys((backend, "cpu")):
+        with strata_core.load(model, backend=name, kv=kv, learn=False) as loaded:
+            bits[name] = []
+            for i, prompt in enumerate(known["prompt_ids"]):
+                logits = loaded.logits(prompt)[-1]
+                bits[name].append(logits.tobytes())
+                if name != backend:
+                    continue
+                expected = log_softmax(oracle[f"{variant}/logits{i}"])
+                kl.append(float((np.exp(expected) * (expected - log_softmax(logits))).sum()))
+                greedy = wanted["greedy"][i]
+                *_, done = loaded.generate(prompt, max_tokens=len(greedy), ignore_eos=True)
+                pairs = zip(done.token_ids, greedy, strict=False)
+                same, asked = same + sum(a == b for a, b in pairs), asked + len(greedy)
+            if name == backend:
+                apart = loaded.perplexity(ids, len(ids)).nll - wanted["passage_nll"]
+    equal = bits[backend] == bits["cpu"]
+    row = (
+        f"| {model.name} | {kv} | {np.mean(kl):.1e} | {max(kl):.1e} | {same} of {asked} | "
+        f"{apart:+.1e} | {'yes' if equal else 'NO'} |"
+    )
+    return row, equal
+
+
+def main() -> int:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--kv", default="fp32,fp16,int8")
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--given", action="store_true", help="against the oracle beside the model")
     asked = parser.parse_args()
+    if asked.given:
+        print("| model | kv | KL mean | largest | greedy tokens | NLL apart | the CPU's bits |")
+        print("|---|---|---|---|---|---|---|")
+        unequal = 0
+        for model in asked.models:
+            for kv in asked.kv.split(","):
+                row, equal = given(model, asked.backend, kv)
+                print(row, flush=True)
+                unequal += not equal
+        return 1 if unequal else 0
     print("| model | kv | KL mean | median | 95 % | largest | NLL difference |")
     print("|---|---|---|---|---|---|---|")
     for model in asked.models:
         ids = passage_of(model)[: asked.tokens]
         oracle = logs(model, ids, backend="reference")
         for kv in asked.kv.split(","):
-            ours = logs(model, ids, backend="cpu", kv=kv)
+            ours = logs(model, ids, backend=asked.backend, kv=kv)
             kl = (np.exp(oracle) * (oracle - ours)).sum(axis=-1)
             row = [kl.mean(), np.median(kl), np.percentile(kl, 95), kl.max()]
             row.append(nll(ours, ids) - nll(oracle, ids))
             print(f"| {model.name} | {kv} | " + " | ".join(f"{v:.1e}" for v in row) + " |")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -323,7 +323,7 @@ def _packed(lab: Lab, out: Path, **more: Any) -> subprocess.CompletedProcess[str
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         **more,
     )
 

@@ -122,7 +122,7 @@ def test_a_limit_of_the_system_on_a_file(model: Path, tmp_path: Path) -> None:
         preexec_fn=limited,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     lines = done.stderr.splitlines()
     assert (done.returncode, len(lines)) == (1, 3), done.stderr

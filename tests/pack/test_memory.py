@@ -53,7 +53,7 @@ def test_peak_memory(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     opened, packed, verified, verdicts = json.loads(done.stdout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from strata_core.plugins import PROBE_SECONDS
+
 SOUND = """
 import os, sys, time
 
@@ -187,7 +189,7 @@ NOT_LOADED = {
 """Those of which nothing is offered, with the stage that they fail at."""
 
 UNUSABLE = {
-    "hang-in-probe": "its probe gave no answer within 5 s",
+    "hang-in-probe": f"its probe gave no answer within {PROBE_SECONDS:g} s",
     "raises-in-probe": "its probe raised SystemExit: 4",
     "wrong-probe": "its probe returned str, not Usable or Unusable",
 }

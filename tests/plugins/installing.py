@@ -87,7 +87,7 @@ class Place:
 def ended(process: subprocess.Popen[str]) -> Result:
     """The result of a process that is waited for; it is killed where it does not end."""
     try:
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()

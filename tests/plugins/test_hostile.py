@@ -7,8 +7,9 @@ with its sound neighbour; in one test all are there at once.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,29 @@ NAMED = [
 ]
 
 
+LISTED = ("plugins", "--json", "--backend", "cpu", "--source", "neighbour")
+PLANNED = ("plan", "model.gguf", "--json", "--source")
+
+begun: dict[tuple[str, tuple[str, ...]], subprocess.Popen[str]] = {}
+"""Commands that wait for a probe: begun before the first test, read by the test they are for."""
+
+
 @pytest.fixture(scope="module")
-def hostile(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def hostile(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """The place with every hostile plugin, its neighbour and a copy of the model `demo`."""
     folder = tmp_path_factory.mktemp("projects")
     projects = {f"strata-{name}": source for name, source in HOSTILE.items()}
     projects["strata-neighbour"] = plugin("neighbour")
     place.install(*build_wheels(projects, VERSION, folder))
     shutil.copy(ROOT / "strata_core" / "demo" / "kjv-Q4_0.gguf", place.folder / "model.gguf")
-    return place
+    name = "hang-in-probe"
+    for call in (LISTED, (*PLANNED, name)):
+        begun[name, call] = place.start(*call, STRATA_BLOCK_PLUGINS=alone(name))
+    yield place
+    for process in begun.values():
+        process.kill()
+        process.communicate()
+    begun.clear()
 
 
 def alone(name: str) -> str:
@@ -48,7 +63,10 @@ def alone(name: str) -> str:
 
 def commands(place: Place, name: str, *calls: Sequence[str]) -> list[Result]:
     """The results of commands that run at the same time, beside `name` and the neighbour."""
-    running = [place.start(*call, STRATA_BLOCK_PLUGINS=alone(name)) for call in calls]
+    running = [
+        begun.pop((name, tuple(call)), None) or place.start(*call, STRATA_BLOCK_PLUGINS=alone(name))
+        for call in calls
+    ]
     return [ended(process) for process in running]
 
 
@@ -61,8 +79,7 @@ def test_the_help_imports_none_of_them(hostile: Place) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_nothing_else_breaks(hostile: Place, name: str) -> None:
-    asked = ["plugins", "--json", "--backend", "cpu", "--source"]
-    (listed,) = commands(hostile, name, [*asked, "neighbour"])
+    (listed,) = commands(hostile, name, LISTED)
     assert listed.code == 0, listed.err
     report = listed.document
     assert report["selections"]["source"]["name"] == "neighbour"
@@ -83,7 +100,7 @@ def test_nothing_else_breaks(hostile: Place, name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NOT_LOADED, *UNUSABLE])
 def test_what_cannot_be_used_is_told_with_its_distribution(hostile: Place, name: str) -> None:
-    (result,) = commands(hostile, name, ["plan", "model.gguf", "--json", "--source", name])
+    (result,) = commands(hostile, name, [*PLANNED, name])
     assert result.code == 2
     assert f"strata-{name} {VERSION}" in " ".join(result.document["error"].values())
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from math import prod
 
 import numpy as np
 import pytest
 
-from strata_core.errors import UsageError
+from strata_core.errors import DeviceError, UsageError
 from strata_core.memory.address import address_of, bytes_at
 from strata_core.runtime import Device
 from strata_core.testing.sim import SimHardware, SimRuntime, sim_hardware, sim_runtime
@@ -121,3 +122,35 @@ def test_a_machine_that_cannot_be(options, flag) -> None:
         sim_runtime(options)
     with pytest.raises(ValueError, match="each with memory"):
         SimRuntime(SimHardware(vram=(MIB, 0)))
+
+
+def test_timed_events_tell_the_accounting_clock(make) -> None:
+    """Streams run beside each other; what waits for an event begins when that has happened."""
+    sim = make(vram=(4 * MIB,), link=1e6, launch_s=0.25, block_s=0.5, opened=1)
+    copies, kernels = sim.create_stream(0), sim.create_stream(0)
+    place, host = sim.alloc(0, MIB), sim.host_alloc(MIB)
+    start, copied, early, late = (sim.create_timed_event(0) for _ in range(4))
+    sim.load(0, [ADD])
+    sim.record(start, copies)
+    sim.copy(place, host, 500_000, copies)
+    sim.record(copied, copies)
+    with pytest.raises(DeviceError, match="tells no time"):
+        sim.elapsed(start, copied)
+    sim.take_error()
+    sim.launch(add_launch(place + 600_000, place + 700_000, 8), kernels)
+    sim.record(early, kernels)
+    sim.wait(kernels, copied)
+    sim.launch(add_launch(place, place + 700_000, 8), kernels)
+    sim.record(late, kernels)
+    sim.synchronize(kernels)
+    took = 0.25 + 0.5 * prod(add_launch(place, place, 8).grid)
+    assert sim.elapsed(start, copied) == pytest.approx(0.5)
+    assert sim.elapsed(start, early) == pytest.approx(took)
+    assert sim.elapsed(start, late) == pytest.approx(max(took, 0.5) + took)
+    with pytest.raises(DeviceError, match="tells no time"):
+        sim.elapsed(start, sim.create_event(0))
+    sim.take_error()
+    # the host has waited: what it puts now begins afterwards
+    sim.record(start, copies)
+    sim.synchronize(copies)
+    assert sim.elapsed(late, start) == pytest.approx(0)

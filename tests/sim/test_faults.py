@@ -40,6 +40,11 @@ def whole_life(sim: SimRuntime, page: int) -> None:
         sim.record(event, stream)
         sim.wait(stream, event)
         sim.finished(event)
+        timed = sim.create_timed_event(device.index)
+        sim.record(timed, stream)
+        sim.synchronize(stream)
+        assert sim.elapsed(timed, timed) == 0
+        sim.destroy_event(timed)
         sim.begin_capture(stream)
         sim.launch(add_launch(place, place + 64, 8), stream)
         graph = sim.end_capture(stream)
@@ -60,7 +65,9 @@ def test_a_clean_life_calls_every_verb(page) -> None:
     sim = SimRuntime(HARDWARE, host_kernels={"add": add})
     whole_life(sim, page)
     assert set(sim.calls()) == set(VERBS)
-    assert sim.calls() == {verb: 1 if verb in ("devices", "close") else 2 for verb in VERBS}
+    counts = dict.fromkeys(VERBS, 2) | dict.fromkeys(("devices", "close"), 1)
+    counts |= dict.fromkeys(("record", "synchronize", "destroy_event"), 4)
+    assert sim.calls() == counts
     assert sim.leaks() == sim.breaches == []
 
 

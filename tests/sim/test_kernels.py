@@ -227,7 +227,7 @@ def test_the_launcher_is_called_from_many_threads(sim, graph) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert codes == [0] * 400
     assert at(x) == 400
     assert sim.report()["launcher_calls"] == 400

@@ -34,7 +34,7 @@ class FromFiles:
 
     def fetch(self, experts: Sequence[Expert], buffers: Sequence[memoryview]) -> None:
         self.calls.append(tuple(experts))
-        assert self.gate.wait(30)
+        assert self.gate.wait(120)
         time.sleep(self.delay)
         for expert, buffer in zip(experts, buffers, strict=True):
             if expert in self.failing:
@@ -188,15 +188,24 @@ def test_a_copy_waits_for_a_fetch_under_way(built) -> None:
     thread = threading.Thread(target=case.source.read_into, args=(expert, memoryview(buffer)))
     thread.start()
     fetcher.gate.set()
-    thread.join(30)
+    thread.join(120)
     assert bytes(buffer[: case.blob_size(expert)]) == suite.raw(case.checkpoint, expert)
     assert fetcher.calls == [(expert,)]
 
 
 def test_close_ends_what_is_under_way_and_closes_the_fetcher(built) -> None:
     _, case, fetcher = built(7, threads=1)
-    fetcher.delay = 0.05
+    fetcher.gate.clear()
     case.source.begin_layer(0, list(range(7)))
+    end = case.source._pool.shutdown
+
+    def shutdown(*, wait: bool, cancel_futures: bool) -> None:
+        """The first fetch goes on once the others are called off."""
+        end(wait=False, cancel_futures=cancel_futures)
+        fetcher.gate.set()
+        end(wait=wait)
+
+    case.source._pool.shutdown = shutdown
     case.source.close()
     case.source.close()
     assert fetcher.closed == 1

@@ -92,13 +92,18 @@ def policy_record(policy: StartPolicy) -> AllocatorRecord:
 
 @pytest.fixture
 def run(monkeypatch, kernels, make_machine, tmp_path) -> Iterator[object]:
-    """run(allocator=None, hardware={}, facts={}, model="demo", **options): an Outcome."""
+    """run(allocator=None, hardware={}, facts={}, model="demo", during=None, **options): an Outcome.
+
+    `during(model, backend)` is called before the tokens are asked for.
+    """
     folder = tmp_path / "cache"
     folder.mkdir()
     (kernels / "kernels").mkdir(exist_ok=True)
     (folder / "kernels").symlink_to(kernels / "kernels")
 
-    def call(allocator=None, hardware=None, facts=None, model="demo", tokens=12, **options):
+    def call(
+        allocator=None, hardware=None, facts=None, model="demo", tokens=12, during=None, **options
+    ):
         backends: list[object] = []
 
         def build(context):
@@ -123,6 +128,8 @@ def run(monkeypatch, kernels, make_machine, tmp_path) -> Iterator[object]:
         ids, error, degradations, counters, paths = (), None, (), {}, ()
         try:
             with api.load(model, **{**given, **options}) as loaded:
+                if during is not None:
+                    during(loaded, backends[0])
                 events = list(loaded.generate(PROMPT, max_tokens=tokens, ignore_eos=True))
                 ids = events[-1].token_ids
                 degradations = tuple(item.what for item in loaded.degradations)

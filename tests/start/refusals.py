@@ -35,7 +35,7 @@ from strata_core.testing.machines import recorded_pc
 from strata_core.testing.sim import SimFaults
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
 
-BOUND_S = 60.0
+BOUND_S = 120.0
 PROMPT = (5, 9, 3)
 TOKENS = 4
 HARMLESS = {"take_error", "memory", "host_free"}

@@ -25,16 +25,17 @@ PLACED = ["dense weights 0", "embedding 0"]
 
 def test_the_plain_order_opens_one_helper_early_and_the_others_late() -> None:
     assert told(PLAIN, None, 3) == [
-        "contexts 0", "contexts 1", "small pins 0,1,2,3", *PLACED, "slots 0,1", "bulk 0",
-        "expert cache 0", "contexts 2", "contexts 3", "helper caches 1,2,3", "bind 0",
+        "contexts 0", "contexts 1", "small pins 0,1,2,3", "self-test 0,1", *PLACED,
+        "slots 0,1", "bulk 0", "expert cache 0", "contexts 2", "contexts 3",
+        "helper caches 1,2,3", "bind 0",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("policy", "early"), [(WSL, None), (WSL, True), (PLAIN, True)])
 def test_contexts_come_first_where_the_policy_or_the_user_asks(policy, early) -> None:
     assert told(policy, early, 2) == [
-        "contexts 0", "contexts 1", "contexts 2", "small pins 0,1,2", *PLACED, "slots 0,1,2",
-        "bulk 0", "expert cache 0",
+        "contexts 0", "contexts 1", "contexts 2", "small pins 0,1,2",
+        "self-test 0,1,2", *PLACED, "slots 0,1,2", "bulk 0", "expert cache 0",
         "helper caches 1,2", "bind 0",
     ]  # fmt: skip
 
@@ -45,7 +46,8 @@ def test_the_user_can_force_the_old_order() -> None:
 
 def test_small_buffers_can_come_after_the_bulk() -> None:
     assert told(StartPolicy(small_pins_first=False), None, 0) == [
-        "contexts 0", "bulk 0", "small pins 0", *PLACED, "slots 0", "expert cache 0", "bind 0",
+        "contexts 0", "bulk 0", "small pins 0", "self-test 0", *PLACED, "slots 0",
+        "expert cache 0", "bind 0",
     ]  # fmt: skip
 
 

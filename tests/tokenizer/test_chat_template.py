@@ -114,12 +114,18 @@ HOSTILE = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_templates_are_contained(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strata_core.tokenizer.sandbox.SECONDS", 1.0)
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(CheckpointError) as caught:
         render(HOSTILE[case])
-    assert time.perf_counter() - began < 4.0
+    assert time.thread_time() - began < 4.0
     assert "model.gguf: the chat template" in caught.value.what
     assert "\n" not in caught.value.why
+
+
+def test_a_pause_of_the_machine_is_not_the_templates_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata_core.tokenizer.sandbox.SECONDS", 0.3)
+    source = "{{ pause() }}{% for m in messages %}{{ m.role }} {% endfor %}"
+    assert render(source, pause=lambda: time.sleep(0.4) or "") == "system user "
 
 
 def test_long_messages_are_no_offence() -> None:

@@ -69,6 +69,18 @@ def test_every_source_of_the_cpu_is_equal(model: Path) -> None:
     assert read[2] > read[4] > read[5] == EXPERTS * LAYERS, "a larger tier reads less"
 
 
+def test_a_backend_that_is_not_exact_is_not_called_damaged(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["verify", str(model), "--quick", "--backend", "reference", "--ram-budget", "1"]
+    assert main([*asked, "--source", "arena"]) == 1
+    shown = capsys.readouterr().out
+    assert "backend reference is not exact" in shown
+    assert "no sign of damage" in shown
+    assert "equal to each other" in shown
+    assert "--backend cpu" in shown
+
+
 def test_every_place_on_devices_is_equal(model: Path) -> None:
     settings = resolve({"backend": "sim", "sim_vram": 0.05, "sim_devices": 2}, {})
     rows = proven(model, settings)

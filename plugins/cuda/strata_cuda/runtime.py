@@ -26,8 +26,8 @@ from strata_cuda.early import FIRST, early_config
 PORTABLE_AND_MAPPED = 3
 """cudaHostAllocPortable | cudaHostAllocMapped, and the same of cudaHostRegister."""
 
-NON_BLOCKING, NO_TIMING = 1, 2
-"""cudaStreamNonBlocking; cudaEventDisableTiming."""
+NON_BLOCKING, TIMING, NO_TIMING = 1, 0, 2
+"""cudaStreamNonBlocking; cudaEventDefault and cudaEventDisableTiming."""
 
 COPY_DEFAULT = 4
 """cudaMemcpyDefault: addresses tell what is host memory and what a device's."""
@@ -85,10 +85,12 @@ def calls_of(binding: Binding) -> DriverCalls:
         create_stream=call("streamCreateWithFlags", NON_BLOCKING),
         destroy_stream=call("streamDestroy"),
         create_event=call("eventCreateWithFlags", NO_TIMING),
+        create_timed_event=call("eventCreateWithFlags", TIMING),
         destroy_event=call("eventDestroy"),
         record=call("eventRecord"),
         wait=call("streamWaitEvent"),
         finished=driver.finished,
+        elapsed=call("eventElapsedTime"),
         synchronize=call("streamSynchronize"),
         copy=driver.copy,
         fill=call("memsetAsync"),

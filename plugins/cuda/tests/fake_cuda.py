@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -37,6 +38,7 @@ class FakeCuda:
         self.device = None
         self.blocks, self.host, self.registered = {}, {}, {}
         self.handles, self.next = {}, 0x1000
+        self.times = {}
         self.recording, self.graphs = {}, {}
         self.options = []
         self.major, self.early = 9, 0
@@ -150,7 +152,7 @@ class FakeCuda:
         return self._handle("stream")
 
     def eventCreateWithFlags(self, flags):  # noqa: N802
-        assert flags == 2
+        assert flags in (0, 2)
         return self._handle("event")
 
     def _forget(self, handle):
@@ -161,8 +163,13 @@ class FakeCuda:
     def eventQuery(self, event):  # noqa: N802
         return self.fail.get("event", 0)
 
+    def eventElapsedTime(self, first, last):  # noqa: N802
+        assert (self.handles[first], self.handles[last]) == ("event", "event")
+        return 1e3 * (self.times[last] - self.times[first])
+
     def eventRecord(self, event, stream):  # noqa: N802
         assert (self.handles[event], self.handles[stream]) == ("event", "stream")
+        self.times[event] = time.monotonic()
 
     def streamWaitEvent(self, stream, event):  # noqa: N802
         assert (self.handles[event], self.handles[stream]) == ("event", "stream")

@@ -61,6 +61,7 @@ CALLS = {
     "streamDestroy": lambda r, s: r.destroy_stream(s),
     "eventCreateWithFlags": lambda r, s: r.create_event(0),
     "eventRecord": lambda r, s: r.record(r.create_event(0), s),
+    "eventElapsedTime": lambda r, s: elapsed(r),
     "streamWaitEvent": lambda r, s: r.wait(s, r.create_event(0)),
     "streamSynchronize": lambda r, s: r.synchronize(s),
     "memcpyAsync": lambda r, s: r.copy(1, 2, 3, s),
@@ -83,6 +84,10 @@ CALLS = {
 ELSEWHERE = {"eventQuery", "check_status", "cuLaunchKernel", "pointerGetAttributes",
              "deviceSynchronize", "moduleUnload"}  # fmt: skip
 """What tests of their own make fail: answers of another form, and what stops nothing."""
+
+
+def elapsed(runtime):
+    return runtime.elapsed(*(runtime.create_timed_event(0) for _ in range(2)))
 
 
 def captured(runtime, stream):

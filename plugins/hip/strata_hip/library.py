@@ -13,6 +13,7 @@ NEEDED = (
     "hipDeviceSynchronize",
     "hipEventCreateWithFlags",
     "hipEventDestroy",
+    "hipEventElapsedTime",
     "hipEventQuery",
     "hipEventRecord",
     "hipFree",

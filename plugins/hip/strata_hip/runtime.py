@@ -24,7 +24,7 @@ from strata_hip.library import check_library, opened_library
 PORTABLE_AND_MAPPED = 3
 """hipHostMallocPortable | hipHostMallocMapped, and the same of hipHostRegister."""
 
-NON_BLOCKING, NO_TIMING = 1, 2
+NON_BLOCKING, TIMING, NO_TIMING = 1, 0, 2
 MEMCPY_DEFAULT = 4
 CAPTURE_THREAD_LOCAL = 1
 NOT_READY = 600
@@ -65,10 +65,12 @@ def calls_of(binding: Binding) -> DriverCalls:
         create_stream=call("hipStreamCreateWithFlags", NON_BLOCKING),
         destroy_stream=call("hipStreamDestroy"),
         create_event=call("hipEventCreateWithFlags", NO_TIMING),
+        create_timed_event=call("hipEventCreateWithFlags", TIMING),
         destroy_event=call("hipEventDestroy"),
         record=call("hipEventRecord"),
         wait=call("hipStreamWaitEvent", 0),
         finished=driver.finished,
+        elapsed=call("hipEventElapsedTime"),
         synchronize=call("hipStreamSynchronize"),
         copy=driver.copy,
         fill=call("hipMemsetAsync"),

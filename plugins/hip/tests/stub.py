@@ -38,7 +38,7 @@ def build(folder: Path, *options: str, name: str = "libamdhip64.so") -> Path:
     library = folder / "lib" / name
     library.parent.mkdir(parents=True, exist_ok=True)
     command = [compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Werror", *options]
-    subprocess.run([*command, "-o", str(library), str(SOURCE)], check=True, timeout=60)
+    subprocess.run([*command, "-o", str(library), str(SOURCE)], check=True, timeout=240)
     (library.parent / "libhiprtc.so").symlink_to(library.name)
     return folder
 
@@ -162,6 +162,7 @@ FUNCTIONS = {
     "hipEventDestroy": ((), (P,)),
     "hipEventRecord": ((), (P, P)),
     "hipEventQuery": ((), (P,)),
+    "hipEventElapsedTime": ((ctypes.c_float,), (P, P)),
     "hipMemcpyAsync": ((), (P, P, N, D, P)),
     "hipMemsetAsync": ((), (P, D, N, P)),
     "hipStreamBeginCapture": ((), (P, D)),

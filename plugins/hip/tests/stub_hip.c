@@ -65,6 +65,8 @@ static int told(int status) {
   return status;
 }
 
+static size_t ticks;
+
 static int refuse(const char *name) {
   if (*fail_name && strcmp(fail_name, name)) return 0;
   if (++calls != fail_at) return 0;
@@ -162,9 +164,14 @@ VERB(hipStreamCreateWithFlags, P *s, unsigned f) END(f == 1 ? give(s, STREAM) : 
 VERB(hipStreamDestroy, P s) END(drop(STREAM, s, HANDLE))
 VERB(hipStreamSynchronize, P s) END(thing(STREAM, s) ? 0 : HANDLE)
 VERB(hipStreamWaitEvent, P s, P e, unsigned f) END(thing(STREAM, s) && thing(EVENT, e) && !f ? 0 : HANDLE)
-VERB(hipEventCreateWithFlags, P *e, unsigned f) END(f == 2 ? give(e, EVENT) : INVALID)
+VERB(hipEventCreateWithFlags, P *e, unsigned f) END(f == 2 || !f ? give(e, EVENT) : INVALID)
 VERB(hipEventDestroy, P e) END(drop(EVENT, e, HANDLE))
-VERB(hipEventRecord, P e, P s) END(thing(STREAM, s) && thing(EVENT, e) ? 0 : HANDLE)
+VERB(hipEventRecord, P e, P s) Thing *marked = thing(EVENT, e);
+if (marked) marked->n = ++ticks;
+END(thing(STREAM, s) && marked ? 0 : HANDLE)
+VERB(hipEventElapsedTime, float *ms, P a, P b) Thing *from = thing(EVENT, a), *to = thing(EVENT, b);
+if (from && to) *ms = (float)to->n - (float)from->n;
+END(from && to ? 0 : HANDLE)
 VERB(hipEventQuery, P e) END(thing(EVENT, e) ? 0 : HANDLE)
 
 static void run(const Step *step) {

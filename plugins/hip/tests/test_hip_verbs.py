@@ -140,6 +140,7 @@ CALLS = {
     "hipEventCreateWithFlags": lambda r, s: r.create_event(0),
     "hipEventRecord": lambda r, s: r.record(r.create_event(0), s),
     "hipEventQuery": lambda r, s: r.finished(r.create_event(0)),
+    "hipEventElapsedTime": lambda r, s: elapsed(r),
     "hipStreamWaitEvent": lambda r, s: r.wait(s, r.create_event(0)),
     "hipStreamSynchronize": lambda r, s: r.synchronize(s),
     "hipMemcpyAsync": lambda r, s: r.copy(1, 2, 3, s),
@@ -163,6 +164,10 @@ QUIET = {
     "hipGetLastError", "hipHostGetDevicePointer", "hipDeviceSynchronize", "hipModuleUnload",
 }  # fmt: skip
 """Whose failure stops nothing: asking for an error or an alias, and what `close` alone does."""
+
+
+def elapsed(runtime):
+    return runtime.elapsed(*(runtime.create_timed_event(0) for _ in range(2)))
 
 
 def captured(runtime, stream):
@@ -298,6 +303,9 @@ def live(runtime) -> None:
             runtime.record(event, stream)
             runtime.wait(stream, event)
             assert runtime.finished(event)
+            timed = runtime.create_timed_event(0)
+            runtime.record(timed, stream)
+            assert runtime.elapsed(timed, timed) == 0
             runtime.begin_capture(stream)
             runtime.launch(make_launch("add", x=block, y=block, rows=1, width=8), stream)
             graph = runtime.end_capture(stream)

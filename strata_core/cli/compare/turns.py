@@ -99,8 +99,10 @@ def _answer(
     said = _Stream(process.stderr, MOST_SAID, last=True)
     late = _failed(command, f"it ran for more than {timeout:g} s")
     for reader in (out, said):
-        while reader.is_alive():
-            left = until - time.monotonic()
+        while True:
+            left = until - time.monotonic()  # read first: who has ended by now is not late
+            if not reader.is_alive():
+                break
             if left <= 0:
                 raise late
             reader.join(min(left, STEP))  # a longer wait would hold up Ctrl-C on some systems

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
+from strata_core.engine.ending import closing
 from strata_core.engine.start.diagnosis import Diagnosis, Symptom, diagnose, forget, remember
 from strata_core.engine.start.order import DOING, Phase, Step, start_order
 from strata_core.engine.start.staged import FindsLimit, Staged, StagedBackend
@@ -102,6 +103,9 @@ class DeviceStart:
     def _small_pins(self, _devices: Sequence[int]) -> None:
         self._placement.take_small_pins()
 
+    def _self_test(self, devices: Sequence[int]) -> None:
+        self._placement.test_lanes(devices)
+
     def _dense(self, _devices: Sequence[int]) -> None:
         self._placement.place_dense()
 
@@ -117,9 +121,9 @@ class DeviceStart:
         self._bulk = True
         held = self._staged.resident if self._staged is not None else frozenset()
         self._source = self.request.make_source(held)
-        self.parts.callback(self._source.close)
+        self.parts.push(closing(self._source.close))
         # copies out of the source's memory may be under way until the placement is closed
-        self.parts.callback(self._placement.close)
+        self.parts.push(closing(self._placement.close))
 
     def _cache(self, _devices: Sequence[int]) -> None:
         self._placement.fill_cache(self._needed_source)
@@ -129,7 +133,7 @@ class DeviceStart:
 
     def _bind(self, _devices: Sequence[int]) -> None:
         self._executor = self.request.bind(self._needed_source)
-        self.parts.callback(self._executor.close)
+        self.parts.push(closing(self._executor.close))
 
     @property
     def _placement(self) -> Staged:
@@ -188,6 +192,7 @@ class DeviceStart:
 _STEPS: dict[Phase, Callable[[DeviceStart, Sequence[int]], None]] = {
     "contexts": DeviceStart._contexts,  # noqa: SLF001 - the class's own table of phases
     "small pins": DeviceStart._small_pins,  # noqa: SLF001
+    "self-test": DeviceStart._self_test,  # noqa: SLF001
     "dense weights": DeviceStart._dense,  # noqa: SLF001
     "embedding": DeviceStart._embedding,  # noqa: SLF001
     "slots": DeviceStart._slots,  # noqa: SLF001

@@ -38,6 +38,9 @@ class Staged(Protocol):
     def take_small_pins(self) -> None:
         """Take what host and devices exchange, and the buffers for filling."""
 
+    def test_lanes(self, devices: Sequence[int] | None = None) -> None:
+        """Have devices (None: all) compute rows whose bits are known, and tell of other bits."""
+
     def place_dense(self) -> None:
         """Place the dense weights and the buffers of the first device."""
 

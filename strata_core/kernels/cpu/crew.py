@@ -20,6 +20,7 @@ from contextlib import contextmanager
 
 from llvmlite import ir
 
+from strata_core.kernels.cpu.clock import emit_now
 from strata_core.kernels.cpu.emit import I32, I64, VOID, Emit, V, Var
 from strata_core.kernels.cpu.steps import STEP_TYPE
 from strata_core.kernels.cpu.target import Target
@@ -30,11 +31,15 @@ STEP_WORDS, PHASE_WORDS = 4, 8
 TOGETHER, SIDE_BY_SIDE, LEADER = 0, 1, 2
 """Kinds of phases."""
 
-WORDS = ("round", "phases", "count", "arrived", "base", "threads", "stop", "yield")
+WORDS = (
+    *("round", "phases", "count", "arrived", "base", "threads", "stop", "yield"),
+    *("clock", "clock_id", "patience"),
+)
 """`round`: rounds begun so far; `phases`, `count`: what this round runs; `arrived`: how often a
 thread has finished a phase or a round, ever; `base`: its value when the round began; `threads`:
 size of the crew, the leader included; `stop`: 1 when it is to end; `yield`: address of the system's
-function that gives the processor away, or 0."""
+function that gives the processor away, or 0; `clock`, `clock_id`: see `clock.Clock`; `patience`:
+its ticks after which a thread without work goes to sleep."""
 
 PARKED = len(WORDS)
 """Line of thread 0; each thread has one: a word that says whether it sleeps, one that says that
@@ -43,8 +48,12 @@ the leader must wake it. Thread 0 is the leader."""
 SPINS = 128
 """Looks at a word before the processor is given away between looks."""
 
-PATIENCE = 16384
-"""Looks while idle before a thread goes to sleep; with yields in between, a few milliseconds."""
+PATIENCE = 0.005
+"""Seconds without work after which a thread goes to sleep.
+
+Seconds, not looks: on a busy machine each look gives the processor away for a long time, and
+thousands of them would keep all threads awake for minutes.
+"""
 
 STOPPED = -1
 """What `serve` returns when the crew ends."""
@@ -117,7 +126,7 @@ def _serve(e: Emit, target: Target) -> None:
     """Run rounds; return the last round seen when it is time to sleep, STOPPED at the end."""
     crew, index, start = e.args
     parked = crew + (index + PARKED) * LINE
-    seen, looks = e.var(I64, start), e.var(I64, 0)
+    seen, looks, since = e.var(I64, start), e.var(I64, 0), e.var(I64, 0)
     with e.forever():
         begun = e.load_acquire(_word(crew, "round")).compare("!=", seen.get())
         with e.b.if_else(begun.raw) as (busy, idle):
@@ -127,9 +136,10 @@ def _serve(e: Emit, target: Target) -> None:
                     e.finish(e.i64(STOPPED))
                 e.call("run_phases", VOID, crew, e.i64(0))
                 looks.set(0)
+                since.set(0)
             with idle:
                 _look_again(e, target, crew, looks)
-                with e.when(looks.get() > PATIENCE):
+                with e.when(_idle_for_long(e, target, crew, looks, since)):
                     e.exchange(parked, 1)
                     latest = e.load_acquire(_word(crew, "round"), "seq_cst")
                     missed = latest.compare("!=", seen.get())
@@ -139,7 +149,20 @@ def _serve(e: Emit, target: Target) -> None:
                     with e.when(e.exchange(parked, 0).compare("==", 0)):
                         e.finish(seen.get())
                     looks.set(0)
+                    since.set(0)
     e.b.unreachable()
+
+
+def _idle_for_long(e: Emit, target: Target, crew: V, looks: Var, since: Var) -> V:
+    """Whether the patience is over, by the clock, which is read after the first looks alone."""
+    waited = e.var(I64, 0)
+    with e.when(looks.get() > SPINS):
+        clock, number = (e.load(I64, _word(crew, w), align=8) for w in ("clock", "clock_id"))
+        now = emit_now(e, target, clock, number)
+        with e.when(since.get().compare("==", 0)):
+            since.set(now)
+        waited.set(now - since.get())
+    return waited.get() > e.load(I64, _word(crew, "patience"), align=8)
 
 
 def _emit_phases(module: ir.Module, target: Target) -> None:

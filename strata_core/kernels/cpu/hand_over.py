@@ -7,12 +7,9 @@ latched in a cell, and the later steps of the round fall through.
 
 from __future__ import annotations
 
-import ctypes
-import sys
-
-from attrs import frozen
 from llvmlite import ir
 
+from strata_core.kernels.cpu.clock import emit_call, emit_now
 from strata_core.kernels.cpu.crew import SPINS, pause
 from strata_core.kernels.cpu.emit import I32, I64, POINTER, Emit, V
 from strata_core.kernels.cpu.steps import step
@@ -27,7 +24,8 @@ cell."""
 
 WAIT_ARGS = ("word", "wanted", "bound", "clock", "clock_id", "give_way", "failure", "label")
 """`word`: address of the int64 that the device writes; `wanted`: address of the number that it is
-to become; `bound`: ticks of the clock to wait at most; `clock`, `clock_id`: see `Clock`;
+to become; `bound`: ticks of the clock to wait at most; `clock`, `clock_id`: see
+`clock.Clock`;
 `give_way`: address of the system's function that gives the processor away, or 0."""
 
 TALLY_ARGS = ("picks", "entries", "out")
@@ -37,41 +35,12 @@ LOOKS = 256
 """Looks at a word between two looks at the clock."""
 
 
-@frozen
-class Clock:
-    """A monotonic clock that compiled code can read: a system function and its argument.
-
-    `ticks` is the number of ticks in a second.
-    """
-
-    function: int
-    number: int
-    ticks: int
-
-
-def host_clock() -> Clock:
-    """The system's monotonic clock."""
-    if sys.platform == "win32":
-        kernel = ctypes.WinDLL("kernel32")
-        frequency = ctypes.c_int64()
-        kernel.QueryPerformanceFrequency(ctypes.byref(frequency))
-        return Clock(_address(kernel.QueryPerformanceCounter), 0, frequency.value)
-    import time
-
-    function = ctypes.CDLL(None).clock_gettime
-    return Clock(_address(function), time.CLOCK_MONOTONIC, 1_000_000_000)
-
-
-def _address(function: object) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-
-
 def emit_launch(module: ir.Module) -> None:
     """`launch`: one unit, which launches a graph unless something failed before."""
     with step(module, "launch", LAUNCH_ARGS) as (e, a, begin, end), e.when(begin < end):
         fine = e.load(I64, a.failure, align=8).compare("==", NO_FAILURE)
         with e.when(fine):
-            code = _call(e, a.launcher, (a.graph, POINTER), (a.stream, POINTER))
+            code = emit_call(e, a.launcher, (a.graph, POINTER), (a.stream, POINTER))
             with e.when(code.compare("!=", 0)):
                 _fail(e, a.failure, LAUNCH_FAILED, a.label)
 
@@ -79,7 +48,6 @@ def emit_launch(module: ir.Module) -> None:
 def emit_wait(module: ir.Module, target: Target) -> None:
     """`wait`: one unit, which returns when the word has the wanted number, or after the bound."""
     with step(module, "wait", WAIT_ARGS) as (e, a, begin, end), e.when(begin < end):
-        windows = "windows" in target.triple or "win32" in target.triple
         wanted = e.load(I64, a.wanted, align=8)
         looks, start = e.var(I64, 0), e.var(I64, 0)
         with e.forever() as leave_if:
@@ -88,10 +56,12 @@ def emit_wait(module: ir.Module, target: Target) -> None:
             looks.set(looks.get() + 1)
             pause(e, target)
             with e.when((looks.get() % LOOKS).compare("==", 0)):
-                now = _now(e, a.clock, a.clock_id, windows=windows)
+                now = emit_now(e, target, a.clock, a.clock_id)
                 with e.when(start.get().compare("==", 0)):
                     start.set(now)
-                with e.when((now - start.get()) > a.bound):
+                # a number that came while this thread was held up has come in time
+                missing = e.load_acquire(a.word).compare("!=", wanted)
+                with e.when(((now - start.get()) > a.bound) & missing):
                     _fail(e, a.failure, TIMED_OUT, a.label)
             long = (looks.get() > SPINS) & a.give_way.compare("!=", 0)
             with e.when(long):
@@ -111,20 +81,3 @@ def emit_tally(module: ir.Module) -> None:
 def _fail(e: Emit, cell: V, code: int, label: V) -> None:
     e.store(label, cell, 8, align=8)
     e.store(e.i64(code), cell, align=8)
-
-
-def _call(e: Emit, function: V, *args: tuple[V, ir.Type]) -> V:
-    """The int32 that a C function at an address returns; pointers are given as integers."""
-    kind = ir.FunctionType(I32, [t for _, t in args])
-    values = [e.b.inttoptr(v.raw, t) if t is POINTER else v.trunc(t).raw for v, t in args]
-    return V(e, e.b.call(e.b.inttoptr(function.raw, kind.as_pointer()), values))
-
-
-def _now(e: Emit, clock: V, number: V, *, windows: bool) -> V:
-    """Ticks of the clock."""
-    cell = e.scratch(16)
-    if windows:
-        _call(e, clock, (cell, POINTER))
-        return e.load(I64, cell, align=8)
-    _call(e, clock, (number, I32), (cell, POINTER))
-    return e.load(I64, cell, align=8) * 1_000_000_000 + e.load(I64, cell, 8, align=8)

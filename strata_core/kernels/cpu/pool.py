@@ -17,10 +17,12 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from strata_core.errors import EngineError
+from strata_core.kernels.cpu.clock import host_clock
 from strata_core.kernels.cpu.crew import (
     LEADER,
     LINE,
     PARKED,
+    PATIENCE,
     PHASE_WORDS,
     SIDE_BY_SIDE,
     STEP_WORDS,
@@ -110,6 +112,10 @@ class Pool:
         self._yield = yield_function()
         self._set("threads", threads)
         self._set("yield", self._yield)
+        clock = host_clock()
+        self._set("clock", clock.function)
+        self._set("clock_id", clock.number)
+        self._set("patience", int(PATIENCE * clock.ticks))
         kind = ctypes.CFUNCTYPE
         self._begin = kind(ctypes.c_int64, ctypes.c_int64)(self._code.address("begin"))
         self._lead = kind(None, ctypes.c_int64)(self._code.address("lead"))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
+from attrs import evolve
 
 from strata_core.abilities import AdaptiveSource
 from strata_core.builtin import CPU
@@ -38,6 +39,7 @@ from strata_core.kernels.device.options import DeviceOptions, read_options
 from strata_core.kernels.device.placement import Order, Placement
 from strata_core.kernels.device.rounds import Hand, Maker
 from strata_core.kernels.device.segments import Places
+from strata_core.kernels.device.self_test import check_host_lane
 from strata_core.kernels.device.split import Split, by_lanes, by_share
 from strata_core.kernels.program import Program
 from strata_core.memory.ledger import Ledger, vram
@@ -97,13 +99,14 @@ class DeviceBackend:
         # one core is left to the thread of the driver
         threads = context.options.get("threads") or max(1, threads_of(context.machine) - 1)
         self._pool = Pool(compiler, int(threads))
+        self._exact = True
         self._placements: list[Placement] = []
         self._prepared: Placement | None = None
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the kernels can do."""
-        return self._capabilities
+        """What the kernels can do; exact unless a self-test failed."""
+        return evolve(self._capabilities, exact=self._capabilities.exact and self._exact)
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -167,6 +170,7 @@ class DeviceBackend:
     ) -> Executor:
         self.open_contexts()
         placement.take_small_pins()
+        placement.test_lanes()
         placement.place_dense()
         placement.place_embedding("device")
         placement.fill_cache(source)
@@ -176,6 +180,8 @@ class DeviceBackend:
         try:
             progress.start("compiling kernels", 0)
             executor.prepare_first()
+            self._exact &= placement.tests.exact
+            self._exact &= self._host_lane_is_exact(placement)
         except BaseException:
             with suppress(StrataError):
                 executor.close()
@@ -183,6 +189,13 @@ class DeviceBackend:
         finally:
             progress.done()
         return executor
+
+    def _host_lane_is_exact(self, placement: Placement) -> bool:
+        """Whether the CPU's lane gives golden rows; what is wrong is told."""
+        check = check_host_lane(self._library, self._pool, placement.model)
+        for item in check.degradations():
+            self._degrade(item)
+        return check.exact
 
     def _executor(
         self,
@@ -268,7 +281,7 @@ class DeviceBackend:
             layouts=experts.layouts,
             source=source,
             host=host,
-            linked=bool(self.options.link_share),
+            linked=bool(placement.options.link_share),
         )
         margin = EXCHANGE_MARGIN if isinstance(source, AdaptiveSource) else MARGIN
         timetable = Timetable(self.options.pace, demand, margin)
@@ -288,7 +301,7 @@ class DeviceBackend:
 
     def _split(self, placement: Placement, cells: Cells, host: HostLane) -> Split:
         """The split of misses that was asked for, or the one that the lanes' rates make best."""
-        asked, shape = self.options.link_share, placement.model.shape
+        asked, shape = placement.options.link_share, placement.model.shape
         if asked != "auto":
             if asked and cells.cannot_link():
                 self._degrade(_unlinked(asked))

@@ -12,8 +12,10 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from strata_core.cache.slots import SlotPool
+from strata_core.cache.staging import Staging
 from strata_core.interfaces import BlobLayout, Expert
 from strata_core.kernels.device.layout import CELL
+from strata_core.kernels.device.regions import Regions
 
 Aliases = Mapping[Expert, tuple[int, int, int]]
 """Addresses of gate, up and down in host memory, as a device sees them."""
@@ -52,6 +54,13 @@ class Cells:
         for expert, parts in (aliases or {}).items():
             layers[expert.layer]["alias"][expert.index] = parts
         return cls(layers)
+
+    def put(self, staging: Staging, regions: Regions, device: int) -> None:
+        """Bring every layer's part that a device has a region for there; `staging` orders it."""
+        for layer, table in self.layers.items():
+            if f"cells {layer}" in regions:
+                target = regions.at(f"cells {layer}")
+                staging.put(device, target, table.view(np.uint8).reshape(-1))
 
     def fill(self, expert: Expert, parts: tuple[int, int, int]) -> None:
         """The expert's matrices are at these addresses in the device's memory."""

@@ -67,12 +67,15 @@ class DriverCalls:
     create_stream: Callable[[str], Any]
     destroy_stream: Callable[[str, int], object]
     create_event: Callable[[str], Any]
+    create_timed_event: Callable[[str], Any]
     destroy_event: Callable[[str, int], object]
     record: Callable[[str, int, int], object]
     """(event, stream)."""
     wait: Callable[[str, int, int], object]
     """(stream, event)."""
     finished: Callable[[str, int], bool]
+    elapsed: Callable[[str, int, int], float]
+    """Milliseconds from the first to the second of two timed events."""
     synchronize: Callable[[str, int], object]
     copy: Callable[[str, int, int, int, int], object]
     """(target, source, bytes, stream)."""

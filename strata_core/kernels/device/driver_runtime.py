@@ -222,6 +222,10 @@ class DriverRuntime:
         """An event without timing."""
         return self._create(device, "event", self._calls.create_event)
 
+    def create_timed_event(self, device: int) -> int:
+        """An event with timing."""
+        return self._create(device, "event", self._calls.create_timed_event)
+
     def destroy_event(self, event: int) -> None:
         """Free an event."""
         self._destroy(event, "event", self._calls.destroy_event)
@@ -242,6 +246,12 @@ class DriverRuntime:
         """Whether it happened. Raises DeviceError where the work before the event failed."""
         self._on(event, "ask for an event", "event")
         return self._calls.finished("ask for an event", event)
+
+    def elapsed(self, first: int, last: int) -> float:
+        """The driver's own difference."""
+        self._home(first, "ask for a time", "event")
+        self._on(last, "ask for a time", "event")
+        return float(self._calls.elapsed("ask for a time", first, last)) / 1e3
 
     def synchronize(self, stream: int) -> None:
         """Wait for a stream."""

@@ -16,12 +16,14 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
+from strata_core.errors import Refused
 from strata_core.interfaces import Window
 from strata_core.kernels.device.layout import LANES, PLACE_FIELDS, STATUS_BYTES
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.program import Program
 from strata_core.kernels.rope import angles
 from strata_core.memory.address import bytes_at
+from strata_core.runtime import Runtime
 
 LINE = 64
 MOST_HELPERS = 3
@@ -148,6 +150,17 @@ class Exchange:
         self.rest.base = address + self.frame.nbytes
         bytes_at(address, self.nbytes)[:] = 0
         self._views = {name: self._frame_view(name) for name in FRAME}
+
+    def alias(self, runtime: Runtime, device: int) -> int:
+        """Where a device finds the block. Raises Refused."""
+        found = runtime.alias(self.address, device)
+        if found is None:
+            raise Refused(
+                f"{runtime.label}{device} cannot address page-locked host memory",
+                "the driver gives no alias for what the host and the devices exchange",
+                "use another device, or --backend cpu",
+            )
+        return found
 
     def _frame_view(self, name: str) -> NDArray[Any]:
         kinds: dict[str, Any] = {

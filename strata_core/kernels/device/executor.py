@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from strata_core.errors import EngineError, StrataError
+from strata_core.errors import DeviceError, EngineError, StrataError
 from strata_core.interfaces import Expert, ExpertFiles, Window
 from strata_core.kernels.cpu.hand_over import NO_FAILURE, TIMED_OUT
 from strata_core.kernels.cpu.library import Library
@@ -259,7 +259,7 @@ class DeviceExecutor:
     def _stopped(self, ready: Round) -> StrataError:
         """The error of a round that a launch or a wait ended; the driver is asked for its own."""
         kind, label = (int(v) for v in self._maker.hand.failure)
-        said = self._maker.runtime.take_error()
+        said = self._maker.runtime.take_error() or self._said_of_the_stream()
         routed = self._model.routed
         where = f"layer {routed[label]}" if label < len(routed) else "its end"
         if kind == TIMED_OUT:
@@ -271,6 +271,21 @@ class DeviceExecutor:
             f"{why}; the driver says: {said or 'nothing'}",
             "if it happens again, look at the system's log for errors of the device",
         )
+
+    def _said_of_the_stream(self) -> str | None:
+        """What the driver says of the round's work, where none of it was waited for; at once."""
+        runtime = self._maker.runtime
+        try:
+            event = runtime.create_event(self._maker.device)
+            try:
+                runtime.record(event, self._maker.stream)
+                runtime.finished(event)
+            finally:
+                runtime.destroy_event(event)
+        except DeviceError as error:
+            runtime.take_error()
+            return error.why
+        return None
 
     def _settle(self) -> None:
         """After a failure: wait until the device is idle, at most as long as for a round."""
@@ -285,8 +300,11 @@ class DeviceExecutor:
             try:
                 runtime.record(event, stream)
                 limit = time.monotonic() + self._maker.hand.bound
-                while not runtime.finished(event):
-                    if time.monotonic() > limit:
+                while True:
+                    late = time.monotonic() > limit
+                    if runtime.finished(event):
+                        break
+                    if late:
                         raise EngineError(
                             f"{runtime.label}{device} is still busy with a round that failed",
                             f"it did not come to an end within {self._maker.hand.bound:g} s",
@@ -332,6 +350,14 @@ class DeviceExecutor:
     def lanes(self) -> Mapping[str, Any]:
         """How misses are split between the link and the CPU, and the rates behind it."""
         return self._maker.split.as_json(self._model.shape.top_k)
+
+    def time_prompts(self, *, on: bool) -> None:
+        """Keep the times of prompts' chunks from now on, or no longer."""
+        self._prompts.time_chunks(on=on)
+
+    def prompt_times(self) -> Sequence[Mapping[str, Any]]:
+        """Copies, computing and waits of each chunk by layer, by the device's clock."""
+        return [chunk.as_json() for chunk in self._prompts.chunk_times()]
 
     def close(self) -> None:
         """Free graphs, buffers and slots; the pool and the device belong to the backend."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import frozen
 
+from strata_core.cache.amount import few_buffers
+from strata_core.cache.staging import Staging
+from strata_core.cache.swaps import BUFFERS
+from strata_core.errors import Degradation, Refused
 from strata_core.kernels.device.cells import Cells
 from strata_core.kernels.device.layout import CELL
 from strata_core.kernels.device.regions import Regions
 from strata_core.memory.address import bytes_at
+from strata_core.memory.held import Held
 
 
 @frozen
@@ -21,6 +28,30 @@ class Moving:
     target: int
     nbytes: int
     buffers: tuple[int, ...]
+
+    @classmethod
+    def take(
+        cls,
+        held: Held,
+        device: int,
+        mirror: int,
+        span: tuple[int, int],
+        staging: Staging,
+        degrade: Callable[[Degradation], None],
+    ) -> Moving:
+        """The table at `mirror`, for a `span` of the device (address, bytes), and its buffers.
+
+        Where the driver pins no more, they are those of `staging`, which is told.
+        """
+        try:
+            purpose = "buffers that experts change places through"
+            address = held.pinned(BUFFERS * staging.nbytes, purpose, small=False)
+            buffers = tuple(address + n * staging.nbytes for n in range(BUFFERS))
+        except Refused as error:
+            # those of filling serve too: prompts use them, but swaps rest while one is computed
+            buffers = staging.addresses
+            degrade(few_buffers(f"{held.runtime.label}{device}", len(buffers), error))
+        return cls(mirror, *span, buffers)
 
     def take_over(self, cells: Cells, regions: Regions, *, fixed: bool) -> None:
         """Have the cells lie where one copy brings them to the device.

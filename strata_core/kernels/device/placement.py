@@ -1,7 +1,8 @@
 """Putting a model on devices, step by step, in an order that a start policy may change.
 
-Plain order: small pins, dense weights, embedding, cache, helpers. A step that was not done when the
-program is bound is done then. Whatever a step took is given back by `close`, also after a failure.
+Plain order: small pins, self-test, dense weights, embedding, cache, helpers. A step that was not
+done when the program is bound is done then. Whatever a step took is given back by `close`, also
+after a failure.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 
 from strata_core.abilities import AdaptiveSource
-from strata_core.cache.amount import Wish, few_buffers, scarcity
+from strata_core.cache.amount import Wish, scarcity
 from strata_core.cache.fill import fill_slots
 from strata_core.cache.room import SlotRoom
 from strata_core.cache.slots import SlotPool
 from strata_core.cache.staging import Staging
-from strata_core.cache.swaps import BUFFERS
-from strata_core.errors import Degradation, Refused
+from strata_core.errors import Degradation
 from strata_core.interfaces import (
     Expert,
     ExpertFiles,
@@ -49,6 +49,7 @@ from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.prompt_room import PromptRoom, read_from_file
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.segments import Places
+from strata_core.kernels.device.self_test import DeviceTests
 from strata_core.kernels.device.split import Table
 from strata_core.kernels.device.workspace import (
     Model,
@@ -101,6 +102,7 @@ class Placement:
     stream: int = field(default=0, init=False)
     prompts: PromptRoom = field(init=False)
     moving: Moving | None = field(default=None, init=False)
+    tests: DeviceTests = field(init=False)
     _stored: dict[Weight, Stored] = field(init=False)
     _dense: dict[Weight, Dense] = field(factory=dict, init=False)
     _staging: Staging | None = field(default=None, init=False)
@@ -122,6 +124,15 @@ class Placement:
             shape=shape,
         )
         self.exchange = Exchange.plan(shape)
+        self.tests = DeviceTests(
+            self.held,
+            self.device,
+            self.model,
+            self.exchange,
+            tuple(self._stored.values()),
+            order.progress,
+            self.degrade,
+        )
         self.prompts = PromptRoom.of(self.held, self.device, self.model, order.limits.tokens)
         self.rooms = KvRooms(self.held, self.device, order.program, order.limits)
 
@@ -150,6 +161,18 @@ class Placement:
         self._mirror_at = address + self.exchange.nbytes
         self.prompts.exchange.settle(self._mirror_at + table)
         self._ready_staging()
+
+    def test_lanes(self, devices: Sequence[int] | None = None) -> None:
+        """Have devices (None: all that are used) compute golden rows, each once.
+
+        A lane with other bits is told of; that of the link is left out. Raises Refused, DeviceError
+        where a device does not compute at all.
+        """
+        self.take_small_pins()
+        for device in self.options.wanted_devices if devices is None else devices:
+            link = device == self.device and bool(self.options.link_share)
+            if not self.tests.run(device, self._ready_staging(), link=link):
+                self.options = evolve(self.options, link_share=0.0)
 
     def place_dense(self) -> None:
         """Put dense weights (but a lone embedding), the workspace and one sequence's KV in place.
@@ -255,14 +278,14 @@ class Placement:
         cells = Cells.make(layouts, count, self.pool, pools, self._aliases(source))
         if self.moving is not None:
             self.moving.take_over(cells, self.regions, fixed=not isinstance(source, AdaptiveSource))
-        self._put_cells(cells, self.regions, self.device)
+        cells.put(staging, self.regions, self.device)
         for helper in self.helpers:
-            alias = self._alias(helper.device)
+            alias = self.exchange.alias(self.runtime, helper.device)
             helper.places = evolve(helper.places, exchange_alias=alias)
             own = Cells.make(layouts, count, helper.pool)
-            self._put_cells(own, helper.places.regions, helper.device)
+            own.put(staging, helper.places.regions, helper.device)
         staging.drain()
-        alias = self._alias(self.device)
+        alias = self.exchange.alias(self.runtime, self.device)
         room = self.runtime.devices()[self.device].shared
         return Places(self.regions, self.exchange, alias, self._dense, room), cells
 
@@ -302,18 +325,11 @@ class Placement:
         if self.pool is None or not any(self.pool.spare.values()):
             return
         assert self.regions is not None, "the dense weights come first"
-        target, nbytes = cells_span(self.regions, self.model)
         self.take_small_pins()
-        staging = self._ready_staging()
-        try:
-            purpose = "buffers that experts change places through"
-            address = self.held.pinned(BUFFERS * staging.nbytes, purpose, small=False)
-            buffers = tuple(address + n * staging.nbytes for n in range(BUFFERS))
-        except Refused as error:
-            # those of filling serve too: prompts use them, but swaps rest while one is computed
-            buffers = staging.addresses
-            self.degrade(few_buffers(f"{self.runtime.label}{self.device}", len(buffers), error))
-        self.moving = Moving(self._mirror_at, target, nbytes, buffers)
+        span, staging = cells_span(self.regions, self.model), self._ready_staging()
+        self.moving = Moving.take(
+            self.held, self.device, self._mirror_at, span, staging, self.degrade
+        )
 
     def _new_stream(self, device: int) -> int:
         stream = self.runtime.create_stream(device)
@@ -360,6 +376,7 @@ class Placement:
 
     def _helper(self, number: int) -> Helper:
         device = self.options.helpers[number - 1]
+        self.test_lanes((device,))  # its context may have come late
         stream = self._new_stream(device)
         regions = helper_regions(self.model)
         self._settle(regions, device, stream, "a helper's buffers")
@@ -367,23 +384,6 @@ class Placement:
         # its view of the exchange follows when that is there
         places = Places(regions, self.exchange, 0, {}, self.runtime.devices()[device].shared)
         return Helper(self.runtime, number, device, stream, pool, places)
-
-    def _alias(self, device: int) -> int:
-        """Where a device finds what it exchanges with the host."""
-        alias = self.runtime.alias(self.exchange.address, device)
-        if alias is None:
-            raise Refused(
-                f"{self.runtime.label}{device} cannot address page-locked host memory",
-                "the driver gives no alias for what the host and the devices exchange",
-                "use another device, or --backend cpu",
-            )
-        return alias
-
-    def _put_cells(self, cells: Cells, regions: Regions, device: int) -> None:
-        for layer, table in cells.layers.items():
-            if f"cells {layer}" in regions:
-                target = regions.at(f"cells {layer}")
-                self._ready_staging().put(device, target, table.view(np.uint8).reshape(-1))
 
     def _aliases(self, source: Source) -> Aliases:
         """Experts that the first device can read over the link, where it is to read any."""

@@ -1,7 +1,7 @@
 """Prompts on a device: chunks of many tokens, experts that are not in VRAM brought once a chunk.
 
-Experts come through two halves of buffers: while one wave is computed, the next one is copied on a
-stream of its own, of the next layer too where the picks need not be known. The buffers are slots
+Experts come through a ring of buffers, in waves: while one is computed, the next ones are copied on
+a stream of its own, of the next layers too where the picks need not be known. The buffers are slots
 that the cache lends; they are filled again behind the prompt, so that decoding finds what it had.
 """
 
@@ -12,27 +12,32 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from strata_core.cache.lend import Loan, lend
-from strata_core.cache.slots import SlotPool
-from strata_core.cache.stager import Stager, await_event
-from strata_core.errors import DeviceError, EngineError, StrataError
+from strata_core.cache.stager import await_event
+from strata_core.errors import StrataError
 from strata_core.interfaces import Expert, ExpertFiles, Window
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.device.capture import kernels_of, put
+from strata_core.kernels.device.chunk_times import ChunkTimes
 from strata_core.kernels.device.layout import STATUS_BYTES, WAVE
 from strata_core.kernels.device.lost import Lost
+from strata_core.kernels.device.prompt_bring import Bringing
+from strata_core.kernels.device.prompt_loan import Borrowed
 from strata_core.kernels.device.prompt_lower import HEAD_ROWS, PromptLowering
-from strata_core.kernels.device.prompt_waves import Halves, Wave, asks_for_all, plan_waves
+from strata_core.kernels.device.prompt_timeline import Timed, Untimed
+from strata_core.kernels.device.prompt_waves import Wave, asks_for_all, plan_waves
 from strata_core.kernels.device.segments import Copy, Item, Places, Segment
 from strata_core.kernels.device.workspace import Model
 from strata_core.runtime import Runtime
 
 KEPT = 4
 """Lengths of chunks whose launches are kept."""
+
+
+_UNTIMED = Untimed()
 
 
 @frozen(eq=False)
@@ -44,31 +49,14 @@ class _Chunk:
 
 
 @define(eq=False)
-class _Events:
-    """`filled` and `free` by half; `routed`: a layer's picks are there; `end`; `refilled`."""
-
-    filled: tuple[int, int]
-    free: tuple[int, int]
-    routed: int
-    end: int
-    refilled: int
-
-    @classmethod
-    def make(cls, new: Callable[[], int]) -> _Events:
-        """New ones. Raises DeviceError."""
-        return cls((new(), new()), (new(), new()), new(), new(), new())
-
-
-@define(eq=False)
 class PromptPath:
     """Computes chunks of one sequence; used by one thread, between the rounds of decoding.
 
-    `pool` are the device's slots, which lend buffers of `largest` bytes from a prompt's first chunk
-    to the next `restore`, while nobody else may change them; `own` are buffers where they have none
-    to lend; `new_event` gives events of the device that whoever closes the placement frees. `lost`
-    are experts that could not come back: their slots are empty, which whoever makes rounds has to
-    see to. After an error the window's sequence holds no valid state; the next call first waits
-    until the device is idle.
+    `borrowed` are the device's slots that prompts use from their first chunk to the next `restore`,
+    while nobody else may change them; `bringing` fills them. `new_event` gives events of the device
+    that whoever closes the placement frees. Experts that could not come back are in `lost`: their
+    slots are empty, which whoever makes rounds has to see to. After an error the window's sequence
+    holds no valid state; the next call first waits until the device is idle.
     """
 
     runtime: Runtime
@@ -77,27 +65,26 @@ class PromptPath:
     model: Model
     places: Places
     files: ExpertFiles
-    stager: Stager
-    pool: SlotPool | None
-    largest: int
-    own: tuple[int, ...]
+    bringing: Bringing
+    borrowed: Borrowed
     bound: float
     new_event: Callable[[], int]
-    lost: Lost
     counts: dict[str, int] = field(factory=lambda: dict.fromkeys(("entries", "bytes"), 0))
-    refills: dict[str, int] = field(factory=lambda: dict.fromkeys(("experts", "bytes"), 0))
-    _events: _Events = field(init=False)
+    _routed: int = field(init=False)
+    _ended: int = field(init=False)
     _chunks: dict[int, _Chunk] = field(factory=dict, init=False)
-    _loan: Loan | None = field(default=None, init=False)
-    _halves: Halves = field(factory=lambda: Halves(()), init=False)
-    _slots: dict[Expert, int] = field(factory=dict, init=False)
     _waves: dict[int, list[Wave]] = field(factory=dict, init=False)
-    _lent: bool = field(default=False, init=False)
-    _refilling: bool = field(default=False, init=False)
     _unsettled: bool = field(default=False, init=False)
+    _timed: Timed | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._events = _Events.make(self.new_event)
+        self._routed, self._ended = self.new_event(), self.new_event()
+        self.bringing.asked = self._asked
+
+    @property
+    def lost(self) -> Lost:
+        """Experts that could not come back to their slots."""
+        return self.borrowed.lost
 
     # running
 
@@ -127,39 +114,57 @@ class PromptPath:
     def restore(self) -> None:
         """Have every lent slot hold its expert again, in the order of the stream, or be `lost`."""
         self.settle()
-        if self._lent:
-            self._refill()
-        if self._refilling:
-            self.runtime.wait(self.stream, self._events.refilled)
-            self._refilling = False
-        self._loan = None
+        try:
+            self.borrowed.give_back()
+        except BaseException:
+            self._unsettled = True
+            raise
 
     def settle(self) -> None:
         """After a failure: wait, bounded, until the device is idle; give back what is held."""
         if not self._unsettled:
             return
         self.runtime.take_error()
-        for stream in (self.stager.stream, self.stream):
-            self.runtime.record(self._events.end, stream)
-            await_event(self.runtime, self._events.end, self.bound, "a prompt that failed")
-        self.stager.abandon()
+        for stream in (self.bringing.stager.stream, self.stream):
+            self.runtime.record(self._ended, stream)
+            await_event(self.runtime, self._ended, self.bound, "a prompt that failed")
+        self.bringing.stager.abandon()
         self._unsettled = False
 
     def counters(self) -> dict[str, dict[str, int]]:
         """`prompt`: experts that were brought for prompts; `refill`: into slots they had lent."""
-        brought, back = self.stager, self.refills
+        brought, back = self.bringing.stager, self.borrowed.counts
         count = brought.experts - back["experts"]
         return {
             "prompt": {"experts": count, "bytes": brought.nbytes - back["bytes"]},
             "refill": dict(back),
         }
 
+    def time_chunks(self, *, on: bool) -> None:
+        """Keep the times of chunks from now on, or no longer. Raises UsageError, DeviceError."""
+        if on and self._timed is None:
+            self._timed = Timed(self.runtime, self.device)
+        elif not on and self._timed is not None:
+            self.settle()
+            timed, self._timed = self._timed, None
+            timed.close()
+        self.bringing.times = self._times
+
+    def chunk_times(self) -> tuple[ChunkTimes, ...]:
+        """Those that were kept since it was turned on."""
+        return tuple(self._timed.chunks) if self._timed is not None else ()
+
+    @property
+    def _times(self) -> Untimed:
+        return self._timed or _UNTIMED
+
     def close(self) -> None:
         """Wait, bounded, until the device is idle, and give back what is held."""
         self._unsettled = True
         with suppress(StrataError):
             self.settle()
-        self.stager.abandon()
+            self.time_chunks(on=False)
+        self.bringing.stager.abandon()
 
     # a chunk
 
@@ -168,7 +173,10 @@ class PromptPath:
     ) -> NDArray[np.float32]:
         tokens = len(window.ids)
         chunk = self._lowered(tokens)
-        self._borrow()
+        if self._timed is not None:
+            self._timed.begin(self.stream)
+        if self.borrowed.borrow():
+            self._waves.clear()
         self.places.exchange.fill_frame(number, window, places, self.model.program)
         first, rest = chunk.segments[0], chunk.segments[1:]
         if asks_for_all(tokens, self.model.shape.top_k, self.model.experts):
@@ -178,13 +186,17 @@ class PromptPath:
         else:
             self._waves.clear()
         for segment in (first, *rest):
-            self._put(segment.items)
+            with self._times.span("compute", segment.layer, self.stream):
+                self._put(segment.items)
             if segment.layer is not None:
                 self._experts(chunk, segment.layer)
         logits = self._heads(chunk, window)
+        self.bringing.stager.settle()
         self._count()
-        if len(window.logits_rows) and self._lent:
-            self._refill()
+        if self._timed is not None:
+            self._timed.end(tokens, int(window.positions[0]))
+        if len(window.logits_rows) and self.borrowed.lent:
+            self.borrowed.refill()
         return logits
 
     def _lowered(self, tokens: int) -> _Chunk:
@@ -199,101 +211,36 @@ class PromptPath:
         for item in items:
             put(self.runtime, self.stream, item)
 
-    def _borrow(self) -> None:
-        """Find out which slots are lent and which keep their experts, at a prompt's beginning."""
-        self._refilling = False  # copies back come before those of this chunk, in their stream
-        if self._loan is None:
-            places = dict(self.pool.places) if self.pool is not None else {}
-            everyone = len(self.model.layouts) * self.model.experts
-            loan = Loan()
-            if len(places) < everyone:
-                loan = lend(self.pool, self.largest, self.lost.vacated)
-            buffers = loan.buffers or self.own
-            if not buffers and len(places) < everyone:
-                raise EngineError(
-                    "there are no buffers for the experts of a prompt",
-                    f"none of {len(places)} slots is as large as the largest expert",
-                    "give another number of experts with --expert-cache",
-                )
-            for expert in loan.experts:
-                del places[expert]
-            self._loan, self._halves, self._slots = loan, Halves.of(buffers), places
-            self._waves.clear()
-        self._lent = bool(self._loan.experts)
-
     def _plan_all(self) -> None:
         turn = 0
         for layer in self.model.routed:
             self._waves[layer], turn = self._plan(layer, range(self.model.experts), turn)
 
     def _plan(self, layer: int, needed: Sequence[int], turn: int) -> tuple[list[Wave], int]:
-        layout, table = self.model.layouts[layer], self._table(layer)
-        return plan_waves(layer, layout, needed, self._slots, self._halves, turn, table)
+        layout, table, lent = self.model.layouts[layer], self._table(layer), self.borrowed
+        return plan_waves(layer, layout, needed, lent.slots, lent.ring, turn, table)
 
     def _experts(self, chunk: _Chunk, layer: int) -> None:
         """Bring and compute a layer's experts: all of them, or those that were picked."""
         waves = self._waves.get(layer)
         if waves is None:
-            self.runtime.record(self._events.routed, self.stream)
-            await_event(self.runtime, self._events.routed, self.bound, f"layer {layer}")
+            self.runtime.record(self._routed, self.stream)
+            await_event(self.runtime, self._routed, self.bound, f"layer {layer}")
             needed = np.flatnonzero(np.diff(self._starts(layer))).tolist()
             waves, _ = self._plan(layer, needed, 0)
             self._put([chunk.lowering.table(layer)])
-        begun = self._begin(layer, [index for wave in waves for index, _ in wave.moves])
+        begun = self.bringing.begin(layer, [index for wave in waves for index, _ in wave.moves])
         for wave in waves:
-            if wave.half is not None:
-                self._bring(layer, wave, wave.half, begun=begun)
-            self._put(chunk.lowering.wave(layer, wave.begin, wave.count))
-            if wave.half is not None:
-                self.runtime.record(self._events.free[wave.half], self.stream)
-
-    def _bring(self, layer: int, wave: Wave, half: int, *, begun: bool) -> None:
-        """Copy a wave's experts once its half is free; what computes them waits for that.
-
-        Raises what the source raises for an expert that was picked. The buffer of another one may
-        hold anything: a wave computes what was picked alone.
-        """
-        stager = self.stager
-        self.runtime.wait(stager.stream, self._events.free[half])
-        for index, address in wave.moves:
-            expert = Expert(layer, index)
-            error = self._send(expert, address, begun=begun)
-            if error is not None:
-                if self._asked(expert):
-                    raise error
-                self.lost.unread(expert, error)
-        self.runtime.record(self._events.filled[half], stager.stream)
-        stager.let_go(self._events.filled[half])
-        self.runtime.wait(self.stream, self._events.filled[half])
-
-    def _begin(self, layer: int, experts: Sequence[int]) -> bool:
-        """Tell the source which experts come next; whether it took that for all of them."""
-        try:
-            self.stager.begin(layer, experts)
-        except Exception:  # noqa: BLE001 - each is asked for by itself, and its error is told
-            return False
-        return True
-
-    def _send(self, expert: Expert, address: int, *, begun: bool) -> Exception | None:
-        """Copy an expert to an address; the error where the source had one.
-
-        Raises only what is the device's.
-        """
-        try:
-            if not begun:
-                self.stager.begin(expert.layer, [expert.index])
-            self.stager.send(expert, self.model.layouts[expert.layer], address)
-        except (DeviceError, EngineError):
-            raise
-        except Exception as error:  # noqa: BLE001 - a source may be a plugin's
-            return error
-        return None
+            self.bringing.bring(layer, wave, begun=begun)
+            with self._times.span("compute", layer, self.stream):
+                self._put(chunk.lowering.wave(layer, wave.begin, wave.count))
+            self.bringing.computed(wave)
 
     def _asked(self, expert: Expert) -> bool:
         """Whether the chunk picked an expert of the layer that is computed next; waits for that."""
-        self.runtime.record(self._events.routed, self.stream)
+        self.runtime.record(self._routed, self.stream)
         what = f"layer {expert.layer}"
-        await_event(self.runtime, self._events.routed, self.bound, what)
+        await_event(self.runtime, self._routed, self.bound, what)
         return bool(self.picked(expert.layer)[expert.index])
 
     def _heads(self, chunk: _Chunk, window: Window) -> NDArray[np.float32]:
@@ -304,55 +251,26 @@ class PromptPath:
         words = exchange.array("result", np.float32, exchange.rest.size("result") // 4)
         if not wanted:
             source = self.places.regions.at("result")
-            self._put([Copy(exchange.rest.at("result"), source, 4)])
+            with self._times.span("compute", None, self.stream):
+                self._put([Copy(exchange.rest.at("result"), source, 4)])
             self._end(chunk, words)
         for first in range(0, wanted, HEAD_ROWS):
             count = min(HEAD_ROWS, wanted - first)
-            self._put(PromptLowering(self.model, self.places, len(window.ids), count).head(first))
+            items = PromptLowering(self.model, self.places, len(window.ids), count).head(first)
+            with self._times.span("compute", None, self.stream):
+                self._put(items)
             self._end(chunk, words)
             rows = words[STATUS_BYTES // 4 :][: count * vocabulary].reshape(count, vocabulary)
             found[first : first + count] = rows
         return found
 
     def _end(self, chunk: _Chunk, words: NDArray[np.float32]) -> None:
-        self.runtime.record(self._events.end, self.stream)
+        self.runtime.record(self._ended, self.stream)
         bound = self.bound * len(chunk.segments)
-        await_event(self.runtime, self._events.end, bound, "a chunk of a prompt")
+        await_event(self.runtime, self._ended, bound, "a chunk of a prompt")
         latched = int(words.view(np.uint32)[0])
         if latched != NOTHING_LATCHED:
             raise not_finite(self.model.program, self.files, latched)
-
-    # behind a prompt
-
-    def _refill(self) -> None:
-        """Copy the lent slots' experts back, behind everything that used their buffers.
-
-        One that the source has an error with loses its slot. Raises only what is the device's.
-        """
-        assert self.pool is not None, "only a pool lends"
-        assert self._loan is not None, "what was lent is known"
-        stager, before = self.stager, (self.stager.experts, self.stager.nbytes)
-        for event in self._events.free:
-            self.runtime.wait(stager.stream, event)
-        self._unsettled = True
-        by_layer: dict[int, list[int]] = {}
-        for expert in self._loan.experts:
-            by_layer.setdefault(expert.layer, []).append(expert.index)
-        for layer, experts in by_layer.items():
-            begun = self._begin(layer, experts)
-            for index in experts:
-                expert = Expert(layer, index)
-                error = self._send(expert, self.pool.places[expert], begun=begun)
-                if error is not None:
-                    self.lost.add(expert, self.pool.places.pop(expert), error)
-            self.runtime.record(self._events.refilled, stager.stream)
-            stager.let_go(self._events.refilled)
-        self._unsettled = False
-        back = tuple(e for e in self._loan.experts if e in self.pool.places)
-        self._loan = evolve(self._loan, experts=back)
-        self._lent, self._refilling = False, True
-        self.refills["experts"] += stager.experts - before[0]
-        self.refills["bytes"] += stager.nbytes - before[1]
 
     # accounts
 
@@ -363,7 +281,7 @@ class PromptPath:
     def _count(self) -> None:
         """Add the entries whose experts were in slots."""
         entries = {layer: self.picked(layer) for layer in self.model.routed}
-        for expert in self._slots:
+        for expert in self.borrowed.slots:
             hits = int(entries[expert.layer][expert.index])
             self.counts["entries"] += hits
             self.counts["bytes"] += hits * self.model.layouts[expert.layer].nbytes

@@ -7,7 +7,7 @@ from functools import partial
 
 from attrs import define, field
 
-from strata_core.cache.lend import lend, own_buffers
+from strata_core.cache.lend import lend
 from strata_core.cache.slots import SlotPool, slot_bytes
 from strata_core.cache.stager import Stager
 from strata_core.cache.staging import Staging
@@ -17,16 +17,20 @@ from strata_core.kernels.cpu.workspace import Dense
 from strata_core.kernels.device.exchange import Exchange
 from strata_core.kernels.device.lost import Lost
 from strata_core.kernels.device.prompt import PromptPath
+from strata_core.kernels.device.prompt_bring import Bringing
+from strata_core.kernels.device.prompt_loan import Borrowed
 from strata_core.kernels.device.prompt_lower import (
     prompt_exchange,
     prompt_model,
     prompt_regions,
 )
+from strata_core.kernels.device.prompt_waves import most_parts
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.segments import Places
 from strata_core.kernels.device.workspace import Model
 from strata_core.kernels.program import Weight
 from strata_core.memory.held import Held, undo_all
+from strata_core.plan.lending import WAVE, lendable, own_buffers
 
 
 @define(eq=False)
@@ -56,9 +60,15 @@ class PromptRoom:
         """Bytes of a slot that any expert fits into."""
         return max((slot_bytes(layout) for layout in self.model.layouts.values()), default=0)
 
+    @property
+    def everyone(self) -> int:
+        """Experts of all layers."""
+        return len(self.model.layouts) * self.model.experts
+
     def take_buffers(self, cached: int) -> None:
         """Take buffers where a cache of so many experts has none to lend. Raises Refused."""
-        count = own_buffers(cached, self.model.experts, len(self.model.layouts))
+        ahead = self.regions.nbytes // max(1, self.largest)
+        count = own_buffers(cached, self.model.experts, len(self.model.layouts), ahead)
         if count and not self.own:
             nbytes = self.largest * count
             address = self.held.device(self.device, nbytes, "experts of prompts")
@@ -69,8 +79,7 @@ class PromptRoom:
 
         Raises Refused.
         """
-        everyone = len(self.model.layouts) * self.model.experts
-        if len(pool.places) < everyone and not lend(pool, self.largest).buffers:
+        if len(pool.places) < self.everyone and not lend(pool, self.largest).buffers:
             self.take_buffers(0)
 
     def path(
@@ -87,21 +96,43 @@ class PromptRoom:
         """What computes prompts. `streams`: where the device computes, and one for copies."""
         runtime, (stream, copies) = self.held.runtime, streams
         events = tuple(self._new_event() for _ in staging.addresses)
+        cached = len(pool.places) if pool is not None else 0
+        most = lendable(cached, self.everyone, len(self.model.layouts))
+        lost = Lost(f"{runtime.label}{self.device}", degrade)
+        bringing = Bringing(
+            runtime,
+            stream,
+            Stager(runtime, copies, source, staging, bound, events),
+            self.model.layouts,
+            lost,
+            self._new_event,
+            most_parts(max(most, len(self.own)), WAVE),
+        )
+        borrowed = Borrowed(
+            bringing,
+            pool,
+            self.largest,
+            most,
+            self.own,
+            self.everyone,
+            lost,
+            bound,
+            self._new_event,
+            WAVE,
+        )
+        # its exchange is copied from and to, so that no kernel needs its alias
+        places = Places(self.regions, self.exchange, 0, weights)
         return PromptPath(
             runtime,
             self.device,
             stream,
             self.model,
-            # its exchange is copied from and to, so that no kernel needs its alias
-            Places(self.regions, self.exchange, 0, weights),
+            places,
             files,
-            Stager(runtime, copies, source, staging, bound, events),
-            pool,
-            self.largest,
-            self.own,
+            bringing,
+            borrowed,
             bound,
             self._new_event,
-            Lost(f"{runtime.label}{self.device}", degrade),
         )
 
     def close(self) -> None:

@@ -19,8 +19,14 @@ PROMPT_ROWS = 32
 PROMPT_TILE = 16
 """Tokens that pass a block's rows together."""
 
+SHORT_HEAD = 128
+"""Elements of the longest head for which `prompt_attention` has a block of ATTENTION_QUERIES."""
+
+ATTENTION_QUERIES = 64
+"""(token, head) pairs of one block of `prompt_attention`; they share their keys and values."""
+
 PROMPT_PAIRS = 8
-"""(token, head) pairs of one block of `prompt_attention`, a warp each."""
+"""(token, head) pairs of one block of longer heads, a warp each."""
 
 
 def _linear(a: Values) -> Geometry:
@@ -34,9 +40,26 @@ def _grouped(a: Values) -> Geometry:
     return Geometry((across, int(a["experts"]), int(a["spread"])), (256, 1, 1))
 
 
+def attention_room(head_dim: int) -> int:
+    """Bytes of shared memory of a block of `prompt_attention`: the sources' `Room`.
+
+    Queries; keys, or weights and values; what is known of each query. At most 63 KB.
+    """
+    if head_dim > SHORT_HEAD:
+        return 0
+    queries, span, chunk = ATTENTION_QUERIES, 64, 16
+    each = 16 * (4 if head_dim % 64 == 0 else 2)
+    keys = head_dim // 2 * (span + 4)
+    weights = span * (queries + 8) + chunk * -(-head_dim // each) * each
+    return 4 * (head_dim * queries + max(keys, weights) + (3 * span // 32 + 9) * queries) + 64
+
+
 def _attention(a: Values) -> Geometry:
-    pairs = int(a["tokens"]) * int(a["group"])
-    return Geometry((int(a["kv_heads"]), -(-pairs // PROMPT_PAIRS), 1), (256, 1, 1))
+    pairs, head_dim = int(a["tokens"]) * int(a["group"]), int(a["width"]) // int(a["kv_heads"])
+    if head_dim > SHORT_HEAD:
+        return Geometry((int(a["kv_heads"]), -(-pairs // PROMPT_PAIRS), 1), (256, 1, 1))
+    grid = (int(a["kv_heads"]), -(-pairs // ATTENTION_QUERIES), 1)
+    return Geometry(grid, (128, 1, 1), attention_room(head_dim))
 
 
 PROMPT_KERNELS = (

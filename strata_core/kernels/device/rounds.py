@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from strata_core.errors import StrataError
 from strata_core.interfaces import Expert
-from strata_core.kernels.cpu.hand_over import Clock, host_clock
+from strata_core.kernels.cpu.clock import Clock, host_clock
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.pool import Phase, Schedule, StepCall, yield_function
 from strata_core.kernels.cpu.storage import Storage

@@ -7,7 +7,6 @@ from math import prod
 
 from attrs import frozen
 
-from strata_core.cache.lend import LEAST, own_buffers
 from strata_core.cache.slots import slot_bytes
 from strata_core.cache.staging import BUFFERS, staging_bytes
 from strata_core.cache.swaps import buffer_bytes
@@ -24,6 +23,7 @@ from strata_core.kernels.device.prompt_lower import (
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.workspace import Model, cells_bytes, helper_regions, main_regions
 from strata_core.kernels.program import Program, Weight
+from strata_core.plan.lending import LEAST, own_buffers
 
 
 @frozen(kw_only=True)
@@ -76,6 +76,8 @@ def device_sizes(
     )
     exchange, prompts = Exchange.plan(shape), prompt_model(model, limits.tokens)
     largest = max((layout.nbytes for layout in layouts.values()), default=0)
+    each, chunk = max(map(slot_bytes, layouts.values()), default=0), prompt_regions(prompts).nbytes
+    own = own_buffers(0, experts, len(layouts), chunk // max(1, each))
     floats, lone = float_weights(program), lone_embedding(program)
     dense = Regions()
     for weight, stored in weights.items():
@@ -87,9 +89,8 @@ def device_sizes(
         workspace=main_regions(model, exchange).nbytes,
         helper_workspace=helper_regions(model).nbytes,
         small=exchange.nbytes + prompt_exchange(prompts).nbytes + BUFFERS * staging_bytes(largest),
-        prompt=prompt_regions(prompts).nbytes,
-        prompt_buffers=own_buffers(0, experts, len(layouts))
-        * max(map(slot_bytes, layouts.values()), default=0),
+        prompt=chunk,
+        prompt_buffers=own * each,
         chunk=limits.tokens,
         lends=LEAST,
         table=cells_bytes(model),

@@ -13,6 +13,7 @@ import numpy as np
 from attrs import frozen
 
 from strata_core.checkpoint.types import TYPES
+from strata_core.kernels.device.prompt_table import SHORT_HEAD, attention_room
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
@@ -20,21 +21,24 @@ HERE = Path(__file__).parent / "src"
 
 HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h", "stage.h", "kv.h")
 
+MORE_HEADERS = {"products.cu": ("multiply.h",), "experts.cu": ("multiply.h",)}
+"""Headers behind those, by the file that includes them."""
+
 FILES = {
     "elementwise.cu": (
         "embed", "rope", "add", "silu_mul", "gate_add", "combine", "gather", "signal",
     ),
     "rows.cu": ("rms_norm", "norm_rows", "combine_norm", "heads", "silu_quantise"),
-    "products.cu": (
-        "quantise", "linear", "linear_add", "norm_linear", "products", "gate_up", "down",
-    ),
+    "products.cu": ("quantise", "linear", "linear_add", "norm_linear", "products"),
+    "experts.cu": ("gate_up", "down"),
     "attention.cu": ("kv_append", "attention", "merge", "merge_quantise"),
     "routing.cu": ("route", "assign", "dispatch", "claim"),
     "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),
     "prompt_attention.cu": ("prompt_attention",),
+    "prompt_long_heads.cu": (),
     "prompt_routing.cu": ("prompt_group", "prompt_combine"),
 }  # fmt: skip
-"""Which file holds which kernels."""
+"""Which file holds which kernels; `prompt_long_heads.cu` has prompt_attention for longer heads."""
 
 FILE_OF = {kernel: file for file, kernels in FILES.items() for kernel in kernels}
 
@@ -57,8 +61,13 @@ def source_of(key: KernelKey) -> Source:
     if kernel is None or len(key.parameters) != len(kernel.parameters):
         raise ValueError(f"there is no device kernel {key.name} for {key.parameters}")
     named = dict(zip(kernel.parameters, key.parameters, strict=True))
-    lines = [f"#define KERNEL_{key.name}", *_definitions(named)]
-    text = "\n".join([*lines, "", *map(_read, HEADERS), _read(FILE_OF[key.name])])
+    lines, file = [f"#define KERNEL_{key.name}", *_definitions(named)], FILE_OF[key.name]
+    if key.name == "prompt_attention":
+        head_dim = int(named["head_dim"])
+        file = "prompt_long_heads.cu" if head_dim > SHORT_HEAD else file
+        lines.append(f"#define ROOM_BYTES {attention_room(head_dim)}")
+    headers = (*HEADERS, *MORE_HEADERS.get(file, ()))
+    text = "\n".join([*lines, "", *map(_read, headers), _read(file)])
     label = "_".join([key.name, *map(str, key.parameters)])
     return Source(text, f"strata_{label}.cu", "add_rows" if key.name == "add" else key.name)
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from strata_core.memory.address import bytes_at
-from strata_core.runtime import Launch, Runtime
+from strata_core.runtime import Launch, Runtime, TimesEvents
 from strata_core.testing.conformance.runtime_base import (
     MIB,
     PAGE,
@@ -70,6 +70,25 @@ class OrderSuite(RuntimeBase):
         for stream in streams:
             runtime.synchronize(stream)
             runtime.destroy_stream(stream)
+
+    def test_timed_events_tell_what_lay_between_them(self, bench: Bench) -> None:
+        """Where a runtime has them; never less than nothing, as far as its clock tells."""
+        runtime = bench.runtime
+        if not isinstance(runtime, TimesEvents):
+            pytest.skip("its events tell no time")
+        events = [runtime.create_timed_event(0) for _ in range(3)]
+        host, place = runtime.host_alloc(MIB), runtime.alloc(0, MIB)
+        for event in events:
+            runtime.record(event, bench.stream)
+            runtime.copy(place, host, MIB, bench.stream)
+        runtime.synchronize(bench.stream)
+        assert all(runtime.finished(event) for event in events)
+        first, second, third = events
+        assert runtime.elapsed(first, first) == pytest.approx(0, abs=1e-6)
+        parts = runtime.elapsed(first, second) + runtime.elapsed(second, third)
+        assert 0 <= parts == pytest.approx(runtime.elapsed(first, third), rel=0.01, abs=1e-5)
+        for event in events:
+            runtime.destroy_event(event)
 
     def test_a_buffer_is_used_again_after_its_event(self, bench: Bench) -> None:
         """Two staging buffers carry eight pieces, with polling."""

@@ -17,6 +17,7 @@ VERBS = (
     "register", "unregister", "alias", "create_stream", "destroy_stream", "create_event",
     "destroy_event", "record", "wait", "finished", "synchronize", "copy", "fill", "load", "launch",
     "begin_capture", "end_capture", "destroy_graph", "launch_graph", "graph_launcher", "close",
+    "create_timed_event", "elapsed",
 )  # fmt: skip
 """All verbs that are counted and can be made to fail; "graph_launcher" is a call through it."""
 
@@ -37,7 +38,9 @@ class SimHardware:
     registrations can hold together (None: any amount), `context_pins` what a context takes of it.
     `aliases` says where devices find page-locked memory: at the "same" address as the CPU; "apart",
     each range in a place of its own where the CPU finds nothing; or nowhere ("none").
-    `link` is what the link of each device is said to move, in bytes a second; nothing waits for it.
+    `link` is what the link of each device is said to move, in bytes a second, `launch_s` and
+    `block_s` are what a launch and each of its blocks take: the accounting clock goes by them,
+    which timed events tell; nothing really waits.
     `refusal_line` is what the kernel logs when the budget runs out; a test gives the line of the
     driver that it stands for.
     """
@@ -47,6 +50,8 @@ class SimHardware:
     context_pins: int = 64 * MIB
     aliases: Aliases = "same"
     link: float = 25e9
+    launch_s: float = 5e-6
+    block_s: float = 1e-7
     refusal_line: str = "sim: cannot pin host memory: -122"
 
 
@@ -63,11 +68,19 @@ class SimFaults:
     A verb that can be refused raises Refused, any other DeviceError; what it was to do is not done
     and the error stays pending. Two of them fail in their own way: a call through `graph_launcher`
     returns nonzero, and `close` frees everything before it raises.
+
+    `lose`: with that call a kernel goes wrong, as where it reads an illegal address, and the
+    devices are lost: the call fails, and after it every verb but `take_error` and `close`.
     """
 
     refuse: Mapping[str, int | Collection[int]] = field(factory=dict, validator=_known)
+    lose: Mapping[str, int] = field(factory=dict, validator=_known)
 
     def hits(self, verb: str, call: int) -> bool:
         """Whether the `call`-th call of `verb` is to fail."""
         chosen = self.refuse.get(verb, ())
         return call == chosen if isinstance(chosen, int) else call in chosen
+
+    def loses(self, verb: str, call: int) -> bool:
+        """Whether the devices are lost with the `call`-th call of `verb`."""
+        return self.lose.get(verb) == call

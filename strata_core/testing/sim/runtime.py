@@ -78,7 +78,8 @@ class SimRuntime(WorkVerbs):
             except DeviceError as injected:
                 error = injected
             self._left = self._held()
-            found = self._misuse()
+            # what a lost device could not give back is nobody's fault
+            found = [] if self.lost else self._misuse()
             self._clear()
         for one in found:
             self.note_breach(one)

@@ -13,6 +13,7 @@ from strata_core.errors import DeviceError, Refused
 from strata_core.testing.sim.account import Account, Level, LinkAccount
 from strata_core.testing.sim.failure import (
     INVALID_DEVICE,
+    LAUNCH_FAILED,
     NO_CONTEXT,
     OUT_OF_MEMORY,
     SHUT_DOWN,
@@ -46,7 +47,7 @@ class SimState:
         self.queues = Queues()
         self.contexts: set[int] = set()
         self.breaches: list[str] = []
-        self.closed = False
+        self.closed = self.lost = False
         self._calls: Counter[str] = Counter()
         self._pending: str | None = None
         self._kept: BaseException | None = None
@@ -61,6 +62,13 @@ class SimState:
                 SHUT_DOWN,
                 "nothing is done after close",
                 "close the runtime last",
+            )
+        self.lost = self.lost or self.faults.loses(verb, self._calls[verb])
+        if self.lost and verb not in ("take_error", "close"):
+            raise DeviceError(
+                f"{verb} failed",
+                f"{LAUNCH_FAILED}: a kernel went wrong before",
+                "the devices are lost to this process: start again",
             )
         if self.faults.hits(verb, self._calls[verb]):
             raise self.keep(_injected(verb, self._calls[verb]))

@@ -59,6 +59,7 @@ class Stream:
     """Work in order. `recorded` is what a capture has so far, None outside one.
 
     `clock` tells per stream the last number of work there that is done before what comes next here.
+    `ends` is when all of its work is over, by the accounting clock.
     """
 
     handle: int
@@ -67,11 +68,15 @@ class Stream:
     queue: deque[Work] = field(factory=deque)
     recorded: list[Recorded] | None = None
     clock: dict[int, int] = field(factory=dict)
+    ends: float = 0.0
 
 
 @define(eq=False)
 class Work:
-    """A piece of work, a mark of an event (with its stream's clock), or a wait for a mark."""
+    """A piece of work, a mark of an event (with its stream's clock), or a wait for a mark.
+
+    `takes` is how long it takes, `ends` when it is over, by the accounting clock.
+    """
 
     what: str
     stream: Stream
@@ -82,6 +87,8 @@ class Work:
     number: int = 0
     done: bool = False
     clock: dict[int, int] = field(factory=dict)
+    takes: float = 0.0
+    ends: float = 0.0
 
 
 @define(eq=False)
@@ -90,6 +97,7 @@ class Event:
 
     handle: int
     device: int
+    timed: bool = False
     mark: Work | None = None
     asked: Work | None = None
 
@@ -105,11 +113,16 @@ class Graph:
 
 @define(eq=False)
 class Queues:
-    """All streams, events and graphs by handle, and the order between what is queued."""
+    """All streams, events and graphs by handle, and the order between what is queued.
+
+    `now` is the host's time by the accounting clock: it moves where the host waits, and work begins
+    when it is put, when what stands before it in its stream is over, or what it waits for.
+    """
 
     streams: dict[int, Stream] = field(factory=dict)
     events: dict[int, Event] = field(factory=dict)
     graphs: dict[int, Graph] = field(factory=dict)
+    now: float = 0.0
     _handles: Iterator[int] = field(factory=lambda: count(0x51000010, 0x10))
     _numbers: Iterator[int] = field(factory=lambda: count(1))
     _on_device: dict[int, int] = field(factory=dict)
@@ -123,9 +136,9 @@ class Queues:
         self.streams[stream.handle] = stream
         return stream
 
-    def new_event(self, device: int) -> Event:
+    def new_event(self, device: int, *, timed: bool = False) -> Event:
         """An event that was not recorded yet."""
-        event = Event(next(self._handles), device)
+        event = Event(next(self._handles), device, timed)
         self.events[event.handle] = event
         return event
 
@@ -166,8 +179,14 @@ class Queues:
                 stream.clock[handle] = max(number, stream.clock.get(handle, 0))
         elif work.perform is None:
             work.clock = dict(stream.clock)
+        before = work.needs.ends if work.needs is not None else 0.0
+        work.ends = stream.ends = max(stream.ends, self.now, before) + work.takes
         stream.queue.append(work)
         self.settle(stream)
+
+    def waited(self, until: float) -> None:
+        """The host waited for something that is over then."""
+        self.now = max(self.now, until)
 
     def settle(self, stream: Stream) -> None:
         """Take marks and waits with nothing left to wait for off the head of a queue."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, cast
 
 from strata_core.errors import DeviceError
 from strata_core.memory.address import bytes_at
 from strata_core.runtime import KernelKey, Launch
-from strata_core.testing.sim.account import StreamAccount
+from strata_core.testing.sim.event_verbs import EventVerbs, outside_capture
 from strata_core.testing.sim.failure import (
     BAD_CAPTURE,
     BUSY,
@@ -21,10 +22,9 @@ from strata_core.testing.sim.failure import (
     broken,
 )
 from strata_core.testing.sim.hardware import SimFaults, SimHardware
-from strata_core.testing.sim.memory_verbs import MemoryVerbs
 from strata_core.testing.sim.places import Place
 from strata_core.testing.sim.verbs import verb
-from strata_core.testing.sim.work import Copy, Event, Fill, Recorded, Stream, Use, Work
+from strata_core.testing.sim.work import Copy, Fill, Recorded, Stream, Use, Work
 
 if TYPE_CHECKING:
     from strata_core.testing.sim.runtime import SimRuntime
@@ -43,8 +43,8 @@ _ARGS = 4096
 _SHARED = 227 << 10
 
 
-class WorkVerbs(MemoryVerbs):
-    """Streams, events, copies, fills, kernels, graphs."""
+class WorkVerbs(EventVerbs):
+    """Copies, fills, kernels, graphs, beside streams and events."""
 
     def __init__(
         self,
@@ -57,83 +57,6 @@ class WorkVerbs(MemoryVerbs):
         self._kernels = dict(host_kernels)
         self._pointers = pointers
         self._loaded: dict[int, set[KernelKey]] = {}
-
-    # streams and events
-
-    @verb
-    def create_stream(self, device: int) -> int:
-        """A stream."""
-        self.need_context(device, "create_stream")
-        stream = self.queues.new_stream(device, self.label)
-        self.account.streams[stream.name] = StreamAccount()
-        return stream.handle
-
-    @verb
-    def destroy_stream(self, stream: int) -> None:
-        """Free a stream that is done."""
-        found = self.queues.stream(stream, "destroy_stream")
-        _outside_capture(found, "destroy_stream")
-        if not self.queues.idle(found):
-            raise broken(
-                f"destroy_stream: stream {found.name} still has a {found.queue[0].what} to do",
-                BUSY,
-                "a stream is destroyed when its work is done",
-                "synchronize it first",
-            )
-        del self.queues.streams[stream]
-
-    @verb
-    def create_event(self, device: int) -> int:
-        """An event, not recorded yet."""
-        self.need_context(device, "create_event")
-        return self.queues.new_event(device).handle
-
-    @verb
-    def destroy_event(self, event: int) -> None:
-        """Free an event."""
-        del self.queues.events[self.queues.event(event, "destroy_event").handle]
-
-    @verb
-    def record(self, event: int, stream: int) -> None:
-        """Mark a place in a stream."""
-        found, on = self.queues.event(event, "record"), self.queues.stream(stream, "record")
-        _outside_capture(on, "record")
-        if found.device != on.device:
-            raise broken(
-                f"record: an event of device {found.device} on a stream of device {on.device}",
-                INVALID_HANDLE,
-                "an event is recorded on its own device",
-                "create the event on the stream's device",
-            )
-        found.mark = Work("mark of an event", on)
-        self.queues.put(found.mark)
-
-    @verb
-    def wait(self, stream: int, event: int) -> None:
-        """Order what comes behind an event's mark."""
-        on, found = self.queues.stream(stream, "wait"), self.queues.event(event, "wait")
-        _outside_capture(on, "wait")
-        self.account.streams[on.name].event_waits += 1
-        if found.mark is not None:
-            self.queues.put(Work("wait for an event", on, needs=found.mark))
-
-    @verb
-    def finished(self, event: int) -> bool:
-        """Whether an event has happened: work that nothing else needs is done at the second asking.
-
-        So who asks once learns the worst, and who asks until it is so does not ask forever.
-        """
-        found = self.queues.event(event, "finished")
-        self.account.polls += 1
-        return self._has_happened(found)
-
-    @verb
-    def synchronize(self, stream: int) -> None:
-        """Do what a stream has left."""
-        found = self.queues.stream(stream, "synchronize")
-        _outside_capture(found, "synchronize")
-        self.account.streams[found.name].synchronizes += 1
-        self.queues.drain(found)
 
     # copies
 
@@ -189,7 +112,7 @@ class WorkVerbs(MemoryVerbs):
     def begin_capture(self, stream: int) -> None:
         """Record instead of doing."""
         found = self.queues.stream(stream, "begin_capture")
-        _outside_capture(found, "begin_capture")
+        outside_capture(found, "begin_capture")
         found.recorded = []
 
     @verb
@@ -228,7 +151,7 @@ class WorkVerbs(MemoryVerbs):
     def run_graph(self, graph: int, stream: int, name: str) -> None:
         """What `launch_graph` and the launcher do."""
         found, on = self.queues.graph(graph, name), self.queues.stream(stream, name)
-        _outside_capture(on, name)
+        outside_capture(on, name)
         if found.device != on.device:
             raise broken(
                 f"{name}: a graph of device {found.device} on a stream of device {on.device}",
@@ -269,7 +192,9 @@ class WorkVerbs(MemoryVerbs):
         if isinstance(step, Launch):
             self._check_launch(step, stream.device)
             name = f"kernel {step.kernel.name}"
-            return Work(name, stream, (), partial(self._run, step, stream), graph=graph)
+            takes = self.hardware.launch_s + self.hardware.block_s * prod(step.grid)
+            run = partial(self._run, step, stream)
+            return Work(name, stream, (), run, graph=graph, takes=takes)
         verb = "fill" if isinstance(step, Fill) else "copy"
         target = self.places.resolve(step.target, step.nbytes, verb)
         if isinstance(step, Fill):
@@ -287,7 +212,10 @@ class WorkVerbs(MemoryVerbs):
         self._check_copy(source, target)
         uses = (Use(source.address, source.end, False), Use(target.address, target.end, True))
         act = partial(self._copy, stream, source, target)
-        return Work(f"copy of {step.nbytes} bytes", stream, uses, act, graph=graph)
+        linked = (source.device is None) != (target.device is None)
+        takes = step.nbytes / self.hardware.link if linked else 0.0
+        name = f"copy of {step.nbytes} bytes"
+        return Work(name, stream, uses, act, graph=graph, takes=takes)
 
     def _check_copy(self, source: Place, target: Place) -> None:
         for place in (source, target):
@@ -358,24 +286,3 @@ class WorkVerbs(MemoryVerbs):
     def _fill(self, fill: Fill, stream: Stream, target: Place) -> None:
         bytes_at(target.address, target.nbytes)[:] = fill.value
         self.account.streams[stream.name].filled += fill.nbytes
-
-    def _has_happened(self, event: Event) -> bool:
-        mark = event.mark
-        if mark is None or mark.done:
-            return True
-        self.queues.settle(mark.stream)
-        if mark.done or event.asked is not mark:
-            event.asked = mark
-            return mark.done
-        self.queues.finish(mark)
-        return True
-
-
-def _outside_capture(stream: Stream, verb: str) -> None:
-    if stream.recorded is not None:
-        raise broken(
-            f"{verb}: stream {stream.name} is in a capture",
-            BAD_CAPTURE,
-            "a capture holds copies, fills and kernels",
-            "end the capture first",
-        )

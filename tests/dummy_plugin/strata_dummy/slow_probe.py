@@ -11,7 +11,7 @@ GATE = threading.Event()
 
 
 def probe(machine):
-    GATE.wait(60)
+    GATE.wait(3600)
     return records.anywhere(machine)
 
 

@@ -79,7 +79,7 @@ def strata(tmp_path: Path):
             [sys.executable, "-m", "strata_core", *arguments, "--json"],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=240,
             env={**os.environ, "PYTHONPATH": path, **env},
         )
         assert done.returncode == code, done.stderr

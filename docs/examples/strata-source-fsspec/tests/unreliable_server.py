@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,15 +17,16 @@ from attrs import define, field
 class Serving:
     """A running server. `faults` are used up one by one by requests with a range, in their order:
 
-    "drop" closes the connection, "slow" waits `delay` seconds, "cut" sends half of the body it
-    announced, "spoil" changes a byte, "short" answers with fewer bytes, "whole" ignores the range,
-    a number is an HTTP status. `always` is the fault of every request for which there is no other.
+    "drop" closes the connection, "slow" waits until `patient` is set, "cut" sends half of the body
+    it announced, "spoil" changes a byte, "short" answers with fewer bytes, "whole" ignores the
+    range, a number is an HTTP status. `always` is the fault of every request for which there is no
+    other.
     """
 
     url: str = ""
     faults: deque[object] = field(factory=deque)
     always: object = None
-    delay: float = 1.0
+    patient: threading.Event = field(factory=threading.Event)
     ranges: list[tuple[int, int]] = field(factory=list)
     lock: threading.Lock = field(factory=threading.Lock)
 
@@ -70,7 +70,7 @@ def handler(folder: Path, state: Serving) -> type[BaseHTTPRequestHandler]:
                 self.connection.close()
                 return
             if fault == "slow":
-                time.sleep(state.delay)
+                state.patient.wait(600)
             if fault == "whole":
                 start, end, found = 0, size, None
             self._send(_bytes(file, start, end, fault), start, size, bool(found), body, fault)
@@ -121,6 +121,7 @@ def serving(folder: Path) -> Iterator[Serving]:
     try:
         yield state
     finally:
+        state.patient.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_core.checkpoint.open import open_checkpoint
@@ -19,6 +19,7 @@ from strata_source_zstd.convert import convert, measure
 from strata_source_zstd.source import Frames
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=2000), st.integers(1, 300), st.integers(0, 100))
 def test_the_order_of_bytes_is_undone(data: bytes, stride: int, dropped: int) -> None:
     blob = np.frombuffer(data, np.uint8)

@@ -34,7 +34,13 @@ kv_append(const float* k, const float* v, const int* positions, const Place* pla
 #define PER_WARP (HEAD_DIM < 32 ? HEAD_DIM : 32)
 #define PIECES (PER_WARP * (int)sizeof(Stored) / 16)
 #define TILE_BYTES (TILE * ((HEAD_DIM + 31) / 32) * PER_WARP * (int)sizeof(Stored))
-#define RING (TILE_BYTES * TILES <= 40960 ? TILES : 40960 / TILE_BYTES)
+#define MOST_SENT (TILES < TILES_AHEAD ? TILES : TILES_AHEAD)
+#define RING (TILE_BYTES * MOST_SENT <= 40960 ? MOST_SENT : 40960 / TILE_BYTES)
+#ifdef STRATA_HIP  // whose conditions are masks in scalar registers
+#define SENT_AT_ONCE 1
+#else
+#define SENT_AT_ONCE RING
+#endif
 
 // Values of the last few tiles, or of those to come: a warp's 32 elements of 32 positions.
 struct Ring {
@@ -130,7 +136,7 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
     for (int i = 0; i < HEAD_DIM; i += 128 / (int)sizeof(Stored)) prefetch(keys + row + i);
 #endif
   if (begin < end && sums_up)
-#pragma unroll
+#pragma unroll(SENT_AT_ONCE)
     for (int k = 0; k < RING; k++) send(begin, fresh < end ? fresh : end, k), copies_sent();
   prefetch_part(ahead, ahead_lines, blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z),
                 gridDim.x * gridDim.y * gridDim.z);
@@ -138,6 +144,7 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
   if (begin >= end) return;
   bool late = fresh < end;
   if (late && sums_up) {
+#pragma unroll 1
     for (int k = 0; k < RING; k++) send(begin > fresh ? begin : fresh, end, k);
     copies_sent();
   }
@@ -149,7 +156,7 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
   for (int n = head; n < last_head; n++) {
     const float* mine = q + ((size_t)token * heads + kv_head * group + n) * HEAD_DIM;
     if (n > head && sums_up)
-#pragma unroll
+#pragma unroll(SENT_AT_ONCE)
       for (int k = 0; k < RING; k++) send(begin, end, k), copies_sent();
     __syncthreads();
     if (e < HEAD_DIM) scaled[e] = mul(mine[e], SCALE);

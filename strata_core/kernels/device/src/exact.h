@@ -55,9 +55,8 @@ DEV float fold64_of_pair(float a, float b) {
   float factor = div_(1.f, sqrt_(add(div_(fold64_of(stripes), (float)(dim)), (eps))))
 
 DEV float exp_(float x) {
-  if (x < -87.f) return 0.f;
-  if (!(x <= 88.f)) return add(x, float_of(0x7f800000u));
-  float n = rintf(mul(x, 0x1.715476p+0f));
+  // 1.5 * 2^23 added and taken away rounds to an integer, ties to even; the sum's low bits are it
+  float sum = add(mul(x, 0x1.715476p+0f), 0x1.8p+23f), n = sub(sum, 0x1.8p+23f);
   float r = fma_(n, -0x1.7f7d1cp-20f, fma_(n, -0x1.62e4p-1f, x));
   float p = 0x1.6a5228p-10f;
   p = fma_(p, r, 0x1.12396cp-7f);
@@ -65,7 +64,9 @@ DEV float exp_(float x) {
   p = fma_(p, r, 0x1.555492p-3f);
   p = fma_(p, r, 0x1.fffffcp-2f);
   p = add(fma_(mul(r, r), p, r), 1.f);
-  return float_of(bits_of(p) + ((u32)(int)n << 23));
+  p = float_of(bits_of(p) + (bits_of(sum) << 23));
+  if (!(x <= 88.f)) p = add(x, float_of(0x7f800000u));
+  return x < -87.f ? 0.f : p;
 }
 
 DEV float sigmoid(float x) { return div_(1.f, add(1.f, exp_(-x))); }

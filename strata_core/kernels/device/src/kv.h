@@ -62,6 +62,51 @@ DEV float value_of(const Eight& o, int k) {
 #endif
 }
 
+// Four neighbouring elements likewise; i is a multiple of 4.
+struct Four {
+#ifdef KV_fp32
+  float4 v;
+#endif
+#ifdef KV_fp16
+  uint2 v;
+#endif
+#ifdef KV_int8
+  u32 v;
+  u16 d;
+#endif
+};
+
+DEV Four four_of(const Stored* p, const u16* scales, size_t i) {
+  Four f;
+#ifdef KV_fp32
+  f.v = *(const float4*)(p + i);
+#endif
+#ifdef KV_fp16
+  f.v = *(const uint2*)(p + i);
+#endif
+#ifdef KV_int8
+  f.v = *(const u32*)(p + i), f.d = scales[i >> 5];
+#endif
+  return f;
+}
+
+DEV float4 floats_of(const Four& f) {
+  float4 o;
+#ifdef KV_fp32
+  o = f.v;
+#endif
+#ifdef KV_fp16
+  o.x = half_of(f.v.x & 0xffff), o.y = half_of(f.v.x >> 16);
+  o.z = half_of(f.v.y & 0xffff), o.w = half_of(f.v.y >> 16);
+#endif
+#ifdef KV_int8
+  float d = half_of(f.d);
+  o.x = mul((float)(i8)f.v, d), o.y = mul((float)(i8)(f.v >> 8), d);
+  o.z = mul((float)(i8)(f.v >> 16), d), o.w = mul((float)(i8)(f.v >> 24), d);
+#endif
+  return o;
+}
+
 DEV bool keep(Stored* to, u16* scales, size_t at, float x) {
 #ifdef KV_fp32
   to[at] = x;

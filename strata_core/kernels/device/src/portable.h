@@ -24,10 +24,19 @@ typedef long long i64;
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 #define ROOMY(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #endif
-#if defined(STRATA_HIP)  // blocks of weights that a lane reads ahead; more would spill there
+// Blocks of weights that a lane reads ahead, of one row and of gate and up together, floats that it
+// reads ahead, and tiles of values that attention does. On AMD more would take more registers than
+// there are: a condition of a lane is a mask there, in scalar registers.
+#if defined(STRATA_HIP)
 #define AHEAD 2
+#define PAIRS_AHEAD 1
+#define FLOATS_AHEAD 8
+#define TILES_AHEAD 4
 #else
 #define AHEAD 4
+#define PAIRS_AHEAD 2
+#define FLOATS_AHEAD 16
+#define TILES_AHEAD 8
 #endif
 #ifndef ROOMY  // a kernel whose registers count for more than blocks beyond so many side by side
 #define ROOMY(threads, blocks) KERNEL(threads)
@@ -187,6 +196,14 @@ DEV int dot4(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c += (int)(i8)(a >> i) * (int)(i8)(b >> i);
   return c;
 }
+#endif
+
+// A value that all threads of a block have alike, told so: AMD keeps what follows from it in scalar
+// registers, instead of one for each lane and a mask for each condition.
+#ifdef STRATA_HIP
+DEV int alike(int v) { return __builtin_amdgcn_readfirstlane(v); }
+#else
+DEV int alike(int v) { return v; }
 #endif
 
 // Bytes 4..7 of which the selector's nibbles choose four: what two words hold, byte by byte.

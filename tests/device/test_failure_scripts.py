@@ -1,0 +1,158 @@
+"""The programs that provoke failures on a device, on the simulated one: they find what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import check_golden
+import failures
+import harness
+import pytest
+import refusals
+import two_logical
+from attrs import evolve
+
+from strata_core.errors import DeviceError, Refused, StrataError
+from strata_core.runtime import Runtime
+from strata_core.testing.sim import SimHardware, SimRuntime
+from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_tiny_gguf(path, hyper=tiny_hyper(layers=2))
+    return path
+
+
+@pytest.fixture
+def program(monkeypatch, capsys):
+    """program(module, *arguments): its exit code and what it printed."""
+
+    def call(module, *arguments):
+        monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
+        code = module.main()
+        return code, capsys.readouterr().out
+
+    return call
+
+
+# lenses
+
+
+def test_a_lens_is_a_runtime():
+    runtime = SimRuntime(SimHardware(vram=(8 * MIB, 4 * MIB)))
+    lens = harness.Repeated(runtime)
+    assert isinstance(lens, Runtime)
+    assert [d.label for d in lens.devices()] == ["SIM0", "SIM1", "SIM2", "SIM3"]
+    assert [d.total for d in lens.devices()] == [8 * MIB, 8 * MIB, 4 * MIB, 4 * MIB]
+    lens.open_context(3)
+    stream = lens.create_stream(3)
+    address = lens.alloc(2, MIB)
+    assert lens.memory(3).free == lens.memory(2).free == 3 * MIB
+    lens.free(3, address)
+    lens.destroy_stream(stream)
+    lens.close()
+    assert runtime.leaks() == []
+
+
+def test_memory_ends_where_a_lens_says():
+    lens = harness.Bounded(SimRuntime(), 3 * MIB)
+    lens.open_context(0)
+    first = lens.alloc(0, 2 * MIB)
+    with pytest.raises(Refused, match="allocate"):
+        lens.alloc(0, 2 * MIB)
+    assert lens.memory(0).free == MIB
+    lens.free(0, first)
+    lens.free(0, lens.alloc(0, 3 * MIB))
+    assert (lens.held, lens.peaks) == (0, [2 * MIB, 3 * MIB])
+    lens.close()
+
+
+def test_a_driver_pins_what_a_lens_says():
+    lens = harness.PinsLittle(SimRuntime(), budget=3 * MIB, context=MIB)
+    lens.open_context(0)
+    lens.open_context(0)
+    first = lens.host_alloc(2 * MIB)
+    with pytest.raises(Refused, match="page-lock"):
+        lens.host_alloc(1)
+    assert lens.taken == 3 * MIB
+    lens.host_free(first)
+    assert lens.taken == MIB
+    lens.close()
+
+
+# programs
+
+
+def test_golden_rows_of_a_type(program, tmp_path, monkeypatch):
+    code, out = program(check_golden, "--on", "sim", "--types", "Q8_0", "--cache", tmp_path)
+    assert code == 0
+    assert "Q8_0     11 kernels, 23 launches" in out
+    real = check_golden.HostKernels.mapping
+    silent = lambda self: {**real(self), "down": lambda *_: None}  # noqa: E731
+    monkeypatch.setattr(check_golden.HostKernels, "mapping", silent)
+    code, out = program(check_golden, "--on", "sim", "--types", "Q8_0", "--cache", tmp_path)
+    assert code == 1
+    assert out.count("other bits came from down Q8_0 (first in row 0 of token 0)") == 2
+
+
+def test_a_device_helps_itself(program, model):
+    code, out = program(two_logical, model, "--backend", "sim")
+    assert code == 0
+    assert "1 of 1 ways equal the CPU's bits, 0 do not" in out
+    assert "helper " in out
+
+
+def test_a_refused_path_is_told(program, model, tmp_path):
+    given = (model, "--backend", "sim", "--cache", tmp_path, "--only", "pins for a layer, plain")
+    code, out = program(refusals, *given)
+    assert code == 0, out
+    assert "0 cases ended otherwise" in out
+    assert "sliced" in out
+
+
+def test_what_is_otherwise_than_a_case_says():
+    case = refusals.Case(name="a", path="pinned")
+    good = refusals.End(answer="x", paths=("experts: pinned",))
+    assert refusals.judged(case, good, "x") == []
+    for end in (
+        evolve(good, answer="y"),
+        evolve(good, paths=()),
+        evolve(good, paths=("experts: locked",)),
+        evolve(good, left=("a claim",)),
+        refusals.End(error=StrataError("what", "why", "do")),
+    ):
+        assert refusals.judged(case, end, "x")
+    allowed = evolve(case, refused=True)
+    assert refusals.judged(allowed, refusals.End(error=DeviceError("a", "b", "c")), "x") == []
+    assert refusals.judged(allowed, refusals.End(error=DeviceError("a")), "x")
+
+
+def test_a_trap_ends_a_start(program, model):
+    code, out = program(failures, model, "--backend", "sim", "--only", "trap-start")
+    assert code == 0, out
+    assert "strata: testing the kernels of SIM0 failed" in out
+
+
+def test_how_a_child_may_end():
+    def end(code=0, out="", err=""):
+        return failures.Ended(code=code, out=out, err=err, seconds=1.0)
+
+    assert failures.judged("interrupt", end(130, err="interrupted after 3 tokens")) == []
+    assert failures.judged("interrupt", end(0, err="interrupted after 3 tokens"))
+    assert failures.judged("interrupt", end(130))
+    assert failures.judged("trap-round", end(1, err="a round stopped at its end; 719")) == []
+    assert failures.judged("trap-round", end(-9, err="a round stopped at its end"))
+    silent = "a round stopped at its end\nthe driver says: nothing"
+    assert failures.judged("trap-round", end(1, err=silent))
+    assert failures.judged("vram-budget", end(1, err="Traceback: vram"))
+    found = {"left": [], "eaten": 3, "same": True, "refused": ["a", "b", "c"]}
+    assert failures.judged("eaten", end(0, json.dumps(found))) == []
+    worse = ({"left": ["x"]}, {"same": False}, {"eaten": 0}, {"refused": ["a", "", "c"]})
+    for change in worse:
+        text = json.dumps({**found, **change})
+        assert failures.judged("eaten", end(0, text))

@@ -1,0 +1,78 @@
+"""Ctrl-C in a prompt or between tokens, and memory that goes meanwhile: nothing is left behind."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from strata_core.engine.messages import Finished, PromptProgress, Token
+from strata_core.errors import Refused
+
+IDS = tuple((7 * n + 5) % 200 + 3 for n in range(200))
+OPTIONS = {"expert_cache": 4, "prefill": 64, "max_context": 256}
+MIB = 1 << 20
+
+
+def left(backend) -> list[str]:
+    runtime = backend.runtime
+    claims = [str(claim) for claim in backend.ledger.outstanding()]
+    return [*claims, *runtime.leaks(), *runtime.breaches, *([] if runtime.closed else ["open"])]
+
+
+@pytest.mark.parametrize("kind", [PromptProgress, Token])
+@pytest.mark.parametrize("helpers", [{}, {"sim_devices": 2, "expert_cache_device1": 2}])
+def test_ctrl_c_leaves_nothing(run, kind, helpers) -> None:
+    seen = []
+    before = threading.active_count()
+
+    def during(model, backend):
+        seen.append(backend)
+        for event in model.generate(IDS, max_tokens=50, ignore_eos=True):
+            if isinstance(event, kind):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(during=during, **OPTIONS, **helpers)
+    (backend,) = seen
+    assert left(backend) == []
+    assert threading.active_count() == before
+
+
+def eat(runtime) -> list[int]:
+    """All of the device's memory."""
+    taken, size = [], 1 << 34
+    while size >= 256:
+        try:
+            taken.append(runtime.alloc(0, size))
+        except Refused:
+            runtime.take_error()
+            size //= 2
+    return taken
+
+
+def test_a_prompt_needs_no_memory_that_others_could_take_meanwhile(run) -> None:
+    answers = []
+
+    def during(model, backend):
+        for hungry in (False, True):
+            taken: list[int] = []
+            for event in model.generate(IDS, max_tokens=6, ignore_eos=True):
+                if hungry and isinstance(event, PromptProgress) and not taken:
+                    taken = eat(backend.runtime)
+                    assert backend.runtime.memory(0).free < MIB // 1024
+                if isinstance(event, Finished):
+                    answers.append((event.token_ids, event.first_logits_sha256))
+            executor = model._running.executor
+            if hungry:
+                slots = [executor.open_sequence()]  # the one that the request gave back
+                with pytest.raises(Refused, match="for the keys and values of 256 positions"):
+                    executor.open_sequence()
+                executor.close_sequence(slots[0])
+            for address in taken:
+                backend.runtime.free(0, address)
+
+    end = run(during=during, **OPTIONS)
+    assert answers[0] == answers[1]
+    assert end.error is None
+    assert end.left() == []
