@@ -43,7 +43,7 @@ norm_rows(const float* x, float* out, const float* gain, u8* records, u32* statu
 #ifdef KERNEL_combine_norm
 #define MOST_PICKS 64
 
-KERNEL(1024)
+ROOMY(1024, 1)
 combine_norm(float* x, const Entry* entries, const float* weights, float* out, const float* gain,
              u8* records, u32* status, int rows, int dim, int top_k, float eps, int op) {
   SHARED_BYTES(bytes);
@@ -59,17 +59,28 @@ combine_norm(float* x, const Entry* entries, const float* weights, float* out, c
   for (int i = threadIdx.x * 32; i < dim; i += 1024 * 32) prefetch(gain + i);
   __syncthreads();
   follow();
-  for (int i = threadIdx.x; i < dim; i += 2048) {  // two at a time, so that rows are waited for once
-    int j = i + 1024 < dim ? i + 1024 : i;
+  for (int i = threadIdx.x; i < dim; i += 2048) {  // two of each row, so that rows are waited for once
+    bool two = i + 1024 < dim;
+    int j = two ? i + 1024 : i;
     float acc = 0.f, other = 0.f;
-#pragma unroll 8
-    for (int k = 0; k < top_k; k++) {
-      float a = from[k][i], b = from[k][j];
-      acc = fma_(weight[k], a, acc), other = fma_(weight[k], b, other);
+    for (int k = 0; k < top_k; k += 8) {
+      float a[8], b[8];
+#pragma unroll
+      for (int n = 0; n < 8; n++) {
+        bool more = k + n < top_k;
+        const volatile float* mine = from[more ? k + n : k];
+        a[n] = more ? mine[i] : 0.f, b[n] = more && two ? mine[j] : 0.f;
+      }
+#pragma unroll
+      for (int n = 0; n < 8; n++)
+        if (k + n < top_k) {
+          acc = fma_(weight[k + n], a[n], acc);
+          other = fma_(weight[k + n], b[n], other);
+        }
     }
-    acc = add(x[at + i], acc), other = add(x[at + j], other);
+    acc = add(x[at + i], acc);
     x[at + i] = row[i] = acc;
-    if (j != i) x[at + j] = row[j] = other;
+    if (two) x[at + j] = row[j] = add(x[at + j], other);
   }
   __syncthreads();
   NORMED_ROW(row)
