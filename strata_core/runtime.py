@@ -32,7 +32,8 @@ class Device:
     `index` counts from 0 in the runtime's order; `label` is what logs call it ("SIM1"); `name` the
     product; `architecture` what kernels are compiled for; `total` its memory
     (0: not known without a context); `units` its multiprocessors; `warp` the threads that run
-    together; `shared` the most bytes of shared memory that a block may have.
+    together; `shared` the most bytes of shared memory that a block may have; `matrix` whether units
+    of its own multiply matrices of bytes (`kernels/device/prompt_table.py` says what they are for).
     """
 
     index: int
@@ -43,6 +44,7 @@ class Device:
     units: int
     warp: int
     shared: int = PLAIN_ROOM
+    matrix: bool = False
 
 
 @frozen
@@ -201,6 +203,25 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Free whatever is left and close the contexts. Calling it again does nothing."""
+
+
+@frozen
+class WaitClock:
+    """The clock by which a device's kernels bound their waits: its ticks in a second.
+
+    0 where a kernel must not wait for the host, and then why: "why not" in a few words.
+    """
+
+    ticks: float
+    why_not: str = ""
+
+
+@runtime_checkable
+class BoundsWaits(Protocol):
+    """A runtime whose kernels may wait for the host, on some devices at least."""
+
+    def wait_clock(self, device: int) -> WaitClock:
+        """What `ticks()` of the device sources counts there. The device's context is open."""
 
 
 @runtime_checkable

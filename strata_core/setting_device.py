@@ -102,6 +102,17 @@ DEVICE_SETTINGS: tuple[Setting, ...] = (
         high=1,
     ),
     made(
+        "dispatch",
+        "choice",
+        "device",
+        "How rounds run in which the CPU or a helper takes part: stepped (a launch for each layer) "
+        "or doorbell (one launch, the device waits for the CPU's part of each layer). auto: the "
+        "faster one, by rounds timed at start, where the driver allows either. Tokens do not "
+        "depend on it.",
+        choices=("auto", "stepped", "doorbell"),
+        default="auto",
+    ),
+    made(
         "early_remote_contexts",
         "switch",
         "device",

@@ -45,7 +45,7 @@ OPTION_WORDS = frozenset(
         *("compare", "hashes", "long", "pairs", "peer", "quick", "report", "time", "timeout"),
         *("max", "min", "model", "out", "plain", "profile", "prompt", "quiet", "raw", "repeats"),
         *("repetition", "role", "seed", "stop", "system", "temperature", "text", "top", "version"),
-        "windows",
+        *("timeline", "windows"),
     }
 )
 """First words of the commands' own options, which no namespace may be; a test keeps the list."""

@@ -94,10 +94,8 @@ class Demand:
     def round(self, asked: NDArray[np.int64]) -> None:
         """A decode round asked for the experts with these numbers, each listed once or oftener."""
         self.counts *= 1 - 1 / HORIZON
-        # a round reads an expert once, however many of its tokens asked for it
-        once = np.zeros(len(self.counts), bool)
-        once[asked] = True
-        self.counts += once
+        # a round reads an expert once, however many of its tokens asked for it: so does this add
+        self.counts[asked] += 1
 
     def bar(self, expert: Expert, *, barred: bool = True) -> None:
         """Have an expert stay where it is, or no longer."""

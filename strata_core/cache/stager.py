@@ -6,8 +6,10 @@ goes through a page-locked buffer of a ring: it is read into one while others ar
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from attrs import define, field
@@ -19,6 +21,12 @@ from strata_core.errors import EngineError
 from strata_core.interfaces import BlobLayout, Expert, Source, StableSource, View
 from strata_core.memory.address import bytes_at
 from strata_core.runtime import Runtime
+
+COPIERS = 4
+"""Threads that copy experts out of memory that no copy engine reads: one is slower than a link."""
+
+ALONE = 1 << 20
+"""Bytes of an expert that one thread copies as fast as several."""
 
 PAUSES = (0.0, 0.00002, 0.0001, 0.0005)
 """Seconds between looks at an event, longer and longer; the last one goes on."""
@@ -63,6 +71,7 @@ class Stager:
     events: tuple[int, ...]
     experts: int = field(default=0, init=False)
     nbytes: int = field(default=0, init=False)
+    _copiers: ThreadPoolExecutor | None = field(default=None, init=False)
     _pausing: bool = field(init=False)
     _turn: int = field(default=0, init=False)
     _held: list[Expert] = field(factory=list, init=False)
@@ -133,13 +142,31 @@ class Stager:
         buffer = bytes_at(address, self.staging.nbytes)
         pad = 0
         if view.in_ram:
-            for part, at in zip(layout.parts, view.parts, strict=True):
-                buffer[part.offset : part.offset + part.nbytes] = bytes_at(at, part.nbytes)
+            self._gather(layout, view, address)
         else:
             pad = self.source.read_into(expert, buffer.data)
             _check(expert, layout, buffer[pad:])
         self.runtime.copy(target, address + pad, layout.nbytes, self.stream)
         self.runtime.record(self.events[turn], self.stream)
+
+    def _gather(self, layout: BlobLayout, view: View, target: int) -> None:
+        """Copy an expert's parts from memory to where its blob is to begin, by several threads."""
+        jobs = _jobs(layout, view, target, COPIERS if layout.nbytes >= ALONE else 1)
+        if len(jobs) == 1:
+            _move(jobs[0])
+            return
+        if self._copiers is None:
+            self._copiers = ThreadPoolExecutor(COPIERS - 1, "strata-stager")
+        others = [self._copiers.submit(_move, job) for job in jobs[1:]]
+        _move(jobs[0])
+        for job in others:
+            job.result()
+
+    def close(self) -> None:
+        """End the threads; nothing may be sent afterwards."""
+        copiers, self._copiers = self._copiers, None
+        if copiers is not None:
+            copiers.shutdown()
 
     def _next(self) -> int:
         """The number of a buffer that nothing is copied from any more."""
@@ -147,6 +174,31 @@ class Stager:
         self._turn = (turn + 1) % len(self.events)
         await_event(self.runtime, self.events[turn], self.bound, "a copy of a prompt's expert")
         return turn
+
+
+def _jobs(
+    layout: BlobLayout, view: View, target: int, count: int
+) -> list[list[tuple[int, int, int]]]:
+    """The (to, from, bytes) that make up a blob, in at most `count` jobs of about the same size."""
+    share = -(-layout.nbytes // count)
+    jobs: list[list[tuple[int, int, int]]] = [[]]
+    left = share
+    for part, at in zip(layout.parts, view.parts, strict=True):
+        done = 0
+        while done < part.nbytes:
+            if not left:
+                jobs.append([])
+                left = share
+            piece = min(left, part.nbytes - done)
+            jobs[-1].append((target + part.offset + done, at + done, piece))
+            done, left = done + piece, left - piece
+    return jobs
+
+
+def _move(job: list[tuple[int, int, int]]) -> None:
+    """Copy pieces; the interpreter is free meanwhile."""
+    for target, source, nbytes in job:
+        ctypes.memmove(target, source, nbytes)
 
 
 def _check(expert: Expert, layout: BlobLayout, blob: NDArray[np.uint8]) -> None:

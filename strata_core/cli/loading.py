@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +57,18 @@ def facts(model: Model) -> dict[str, Any]:
 
 
 def notes(model: Model) -> list[str]:
-    """Lines for the user: the plan beside what became of it, and what could work better."""
+    """Lines for the user: the plan beside what became of it, how rounds ran, what would help."""
     return [
         *model.beside.lines(model.counters),
+        *_rounds(model.lanes or {}),
         *(f"degraded: {item}" for item in model.degradations),
     ]
+
+
+def _rounds(lanes: Mapping[str, Any]) -> list[str]:
+    """The dispatch mode of rounds and why, where a device has one."""
+    told = lanes.get("dispatch")
+    return [f"rounds: {told['mode']}, because: {told['because']}"] if told else []
 
 
 def chosen(selections: Iterable[Selection]) -> str:

@@ -6,7 +6,7 @@ the attention factor 0.1 ln(factor) + 1 unless the model gives one.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from math import log, pi
 from typing import Any
 
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from strata_core.checkpoint.hyper import Rope
 
 Doubles = NDArray[np.float64]
+
+_BLOCK = 64
+"""Positions that are worked out together."""
 
 
 @cache
@@ -45,7 +48,23 @@ def _pair_of(rope: Rope, turns: float) -> float:
 
 
 def angles(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """cos and sin, float32 [positions, dim / 2], rounded once from float64."""
+    """cos and sin, float32 [positions, dim / 2], rounded once from float64; not to be changed.
+
+    Those of one position come from a block of neighbours, as the next one is asked for next.
+    """
+    if len(positions) == 1:
+        block, row = divmod(int(positions[0]), _BLOCK)
+        cos, sin = _block(rope, block)
+        return cos[row : row + 1], sin[row : row + 1]
+    return _angles(rope, positions)
+
+
+@lru_cache(maxsize=64)
+def _block(rope: Rope, number: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    return _angles(rope, np.arange(number * _BLOCK, (number + 1) * _BLOCK))
+
+
+def _angles(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     radians, factor = frequencies(rope)
     turned = np.asarray(positions, np.float64)[:, None] * radians[None, :]
     return (

@@ -26,10 +26,10 @@ _DROPPABLE = ("Pages free", "Pages inactive", "Pages speculative", "Pages purgea
 
 
 def run(command: list[str]) -> str:
-    """What a system command prints; "" where it fails or takes over two seconds."""
+    """What a system command prints; "" where it fails, or hangs for twenty seconds."""
     try:
         done = subprocess.run(  # noqa: S603 - fixed commands of this file
-            command, capture_output=True, text=True, timeout=2, check=False
+            command, capture_output=True, text=True, timeout=20, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return ""

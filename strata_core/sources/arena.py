@@ -45,8 +45,8 @@ class Arena:
     """Blobs in one region, layer by layer; views are stable until `close`.
 
     `held` are the experts that it keeps, by default all; it has no others, but those that are put
-    into `places` later, of which `spare` begin empty, by size. `purpose` is what its memory is
-    reserved for.
+    into `places` later, of which `spare` begin empty, by size, and `last` behind the experts.
+    `purpose` is what its memory is reserved for.
     """
 
     def __init__(
@@ -58,12 +58,13 @@ class Arena:
         *,
         held: Collection[Expert] | None = None,
         spare: Mapping[int, int] | None = None,
+        last: Mapping[int, int] | None = None,
         purpose: str = ARENA,
     ) -> None:
         self._experts = experts
         self._check = check
         self._region: Region | None = None
-        self.places, cuts, end = _places(experts, held, spare or {})
+        self.places, cuts, end = _places(experts, held, spare or {}, last or {})
         self._memory: Prepared | None = prepare(allocator, end, cuts, purpose)
         try:
             kept = self.places.experts()
@@ -173,19 +174,20 @@ class Arena:
 
 
 def _places(
-    experts: ExpertFiles, held: Collection[Expert] | None, spare: Mapping[int, int]
+    experts: ExpertFiles,
+    held: Collection[Expert] | None,
+    spare: Mapping[int, int],
+    last: Mapping[int, int],
 ) -> tuple[Places, list[int], int]:
     """The places, where layers begin, and where all of it ends.
 
-    Empty places come first, so that they are page-locked where anything is.
+    Empty places of `spare` come first, so that they are page-locked where anything is; those of
+    `last` come behind the experts.
     """
     starts: dict[Expert, int] = {}
     sizes: dict[int, int] = {}
     cuts: list[int] = []
-    end = 0
-    for nbytes in (size for size, count in spare.items() for _ in range(count)):
-        sizes[end] = nbytes
-        end += nbytes
+    end = _add_empty(sizes, 0, spare)
     for layer, layout in experts.layouts.items():
         end = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         cuts.append(end)
@@ -195,7 +197,19 @@ def _places(
                 starts[expert] = end
                 sizes[end] = stride(layout)
                 end += stride(layout)
+    if last:
+        end = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        cuts.append(end)
+        end = _add_empty(sizes, end, last)
     return Places(starts, sizes), cuts, end
+
+
+def _add_empty(sizes: dict[int, int], end: int, counts: Mapping[int, int]) -> int:
+    """Add empty places by size behind `end`; where they end."""
+    for nbytes in (size for size, count in counts.items() for _ in range(count)):
+        sizes[end] = nbytes
+        end += nbytes
+    return end
 
 
 def stride(layout: BlobLayout) -> int:

@@ -41,9 +41,9 @@ _LOG = logging.getLogger("strata.sources")
 class SlicedPinned:
     """Experts in memory, all others from the mapped file; implements `AdaptiveSource`.
 
-    It begins with `held`, and with empty places of the sizes in `spare`, for experts that leave a
-    device or whose slots prompts borrow. Addresses hold until `close`, or until a move of the
-    expert is committed. `verify`: compare copies with the file.
+    It begins with `held`, with empty places of the sizes in `spare`, for experts that leave a
+    device, and in `last`, for those whose slots prompts borrow. Addresses hold until `close`, or
+    until a move of the expert is committed. `verify`: compare copies with the file.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class SlicedPinned:
         page_hints: PageHints | None = None,
         *,
         spare: Mapping[int, int] | None = None,
+        last: Mapping[int, int] | None = None,
         verify: bool = False,
     ) -> None:
         self._experts, self._check = experts, check
@@ -71,6 +72,7 @@ class SlicedPinned:
                     check,
                     held=held,
                     spare=spare,
+                    last=last,
                     purpose=COMPLEMENT,
                 )
             if self._copies is not None:
@@ -236,8 +238,7 @@ def build(context: SourceContext) -> Source:
     budget = None if limit is None else int(limit * 2**30) - room
     held = residents(experts, wanted, budget)
     left = None if budget is None else budget - sum(stride(experts.layouts[e.layer]) for e in held)
-    for size, count in _for_prompts(context, left if len(held) == len(wanted) else 0).items():
-        spare[size] = spare.get(size, 0) + count
+    last = _for_prompts(context, left if len(held) == len(wanted) else 0)
     _LOG.info(
         "resident experts: %d in memory (%s), %d on devices, %d read from the mapped file",
         len(held),
@@ -256,5 +257,6 @@ def build(context: SourceContext) -> Source:
         check,
         hints,
         spare=spare,
+        last=last,
         verify=bool(context.options.get("tier_verify")),
     )

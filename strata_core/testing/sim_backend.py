@@ -13,6 +13,9 @@ from strata_core.errors import UsageError
 from strata_core.interfaces import Backend, BackendContext
 from strata_core.runtime import Device
 
+_BOUND = 5.0
+"""Seconds that a simulated device waits for the host, with which it shares the cores."""
+
 
 def devices(options: Mapping[str, Any]) -> tuple[Device, ...]:
     """The devices that a simulated accelerator of these options has."""
@@ -69,7 +72,7 @@ def build(context: BackendContext, **machine: Any) -> Backend:
     kernels = HostKernels(library).mapping()
     runtime = sim_runtime(context.options, host_kernels=kernels, pointers=pointers, **machine)
     try:
-        return DeviceBackend(runtime, context, library=library)
+        return DeviceBackend(runtime, context, library=library, bound=_BOUND)
     except BaseException:
         runtime.close()
         raise

@@ -25,19 +25,22 @@ class About:
     """What a run must have done before its tokens say anything of what the way is about.
 
     `lane` counted experts; memory for experts was had by one of `paths` (`Region.path`), `partly`
-    with some of it page-locked and some not; `reads` were compared with hashes.
+    with some of it page-locked and some not; `reads` were compared with hashes; rounds were of the
+    mode `dispatch` to the end.
     """
 
     lane: str = ""
     paths: tuple[str, ...] = ()
     partly: bool = False
     reads: bool = False
+    dispatch: str = ""
 
     def __str__(self) -> str:
         parts = [f"lane {self.lane}"] if self.lane else []
         if self.paths:
             parts.append(f"memory {' or '.join(self.paths)}")
         parts += ["partly page-locked"] * self.partly + ["reads compared"] * self.reads
+        parts += [f"{self.dispatch} rounds"] if self.dispatch else []
         return ", ".join(parts)
 
     def missed(
@@ -45,6 +48,7 @@ class About:
         counters: Mapping[str, Mapping[str, int]],
         actual: Actual,
         reads: Mapping[str, Any],
+        lanes: Mapping[str, Any],
     ) -> str:
         """Why a run with these figures did not do it; "" where it did."""
         if self.lane and not counters.get(self.lane, {}).get("experts"):
@@ -59,4 +63,7 @@ class About:
             return f"{'all' if actual.pinned else 'none'} of the memory was page-locked"
         if self.reads and not reads.get("compared"):
             return "no read was compared"
+        dispatch = lanes.get("dispatch", {})
+        if self.dispatch and dispatch.get("mode") != self.dispatch:
+            return f"rounds were {dispatch.get('mode')}: {dispatch.get('because')}"
         return ""

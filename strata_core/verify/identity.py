@@ -72,6 +72,7 @@ class Run:
     counters: Mapping[str, Mapping[str, int]] = field(factory=dict)
     actual: Actual = field(factory=Actual)
     reads: Mapping[str, Any] = field(factory=dict)
+    lanes: Mapping[str, Any] = field(factory=dict)
     exact: bool = True
     degradations: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -176,13 +177,14 @@ def run(
             tokens = hashlib.sha256(np.array(done.token_ids, "<i4").tobytes()).hexdigest()
             answers[prompt.name] = Answer(done.first_logits_sha256, tokens)
         counters, actual, reads = loaded.counters, loaded.beside.actual, loaded.reads
-        exact = loaded.capabilities.exact
+        lanes, exact = loaded.lanes or {}, loaded.capabilities.exact
         degradations = tuple(item.what for item in loaded.degradations)
     return Run(
         answers=answers,
         counters=counters,
         actual=actual,
         reads=reads,
+        lanes=lanes,
         exact=exact,
         degradations=degradations,
         seconds=time.perf_counter() - began,
@@ -376,7 +378,8 @@ def _compared(asked: Subject, way: Way, expected: Run, found: Run) -> Outcome:
         if not found.exact:
             note += f"; backend {asked.backend} does not say that it is exact"
         return Outcome(way=way, verdict="differs", note=note, run=found)
-    missed = (about.missed(found.counters, found.actual, found.reads) for about in way.about)
+    did = found.counters, found.actual, found.reads, found.lanes
+    missed = (about.missed(*did) for about in way.about)
     idle = "; ".join(filter(None, missed))
     return Outcome(way=way, verdict="idle" if idle else "equal", note=idle, run=found)
 

@@ -121,6 +121,16 @@ VARIATIONS: tuple[Variation, ...] = (
         )
         for share in (0.0, 0.37, 1.0)
     ),
+    *(
+        Variation(
+            name=f"{mode} rounds",
+            options={"dispatch": mode, "pcie_frac": 0.5},
+            devices=True,
+            also=("path 2, partly",) if mode == "doorbell" else (),
+            about=(About(lane="pcie"), About(dispatch=mode)),
+        )
+        for mode in ("stepped", "doorbell")
+    ),
     Variation(name="adapts every 4 rounds", options={"adapt_every": 4}, devices=True, about=MOVES),
 )
 """What is varied beside half the experts; settings of a later version are left out."""

@@ -120,3 +120,13 @@ def test_what_is_not_refused_gives_finite_angles(**values: Any) -> None:
         assert table.dtype == np.float32
         assert np.isfinite(table).all()
     assert angles(rope, np.array([0]))[0].all()
+
+
+@given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=20))
+def test_one_position_has_the_bits_of_many(positions):
+    rope = Rope(dim=128, theta=1e6)
+    many = angles(rope, np.array(positions))
+    for row, position in enumerate(positions):
+        for table, one in zip(many, angles(rope, np.array([position])), strict=True):
+            assert one.shape == (1, 64)
+            assert one.tobytes() == table[row].tobytes()

@@ -163,10 +163,11 @@ def test_a_launch_that_fails_is_latched(library, pool):
 @pytest.mark.parametrize("word", [0, 3])
 def test_phases_are_left_out_where_a_word_is_nothing(library, pool, word):
     line = Line(library)
-    counted = np.zeros(1, np.int64)
+    counted = np.zeros(2, np.int64)
     picks = np.array([-1, 5, -1, 0, 2] if word else [-1] * 5, np.int32)
     entries = np.array([5], np.int64)
-    tally = line.step("tally", picks.ctypes.data, entries.ctypes.data, counted.ctypes.data)
+    addresses = [array.ctypes.data for array in (picks, entries, counted, line.failure)]
+    tally = line.step("tally", *addresses)
     more = Phase((line.launch(2),), leader=True)
     phases = []
     for turn in range(200):
@@ -177,7 +178,27 @@ def test_phases_are_left_out_where_a_word_is_nothing(library, pool, word):
         line.seen.clear()
         pool.run(Schedule.of(phases))
         assert [graph for graph, *_ in line.seen] == ([1, 2, 2, 3] if word else [1, 3]) * 200
-        assert counted[0] == word
+        assert counted.tolist() == [word, word > 0]
+
+
+def test_a_stamp_is_the_time_and_an_answer_the_number(library, pool):
+    line = Line(library)
+    clock, out, words = host_clock(), np.zeros(2, np.int64), np.zeros(2, np.int64)
+    line.wanted[0] = (1 << 40) + 7
+    told = [words[n:].ctypes.data for n in range(2)]
+    wanted, failure = line.wanted.ctypes.data, line.failure.ctypes.data
+    stamps = [line.step("stamp", out[n:].ctypes.data, clock.function, clock.number) for n in (0, 1)]
+    late = line.wait(3, 0.05, give_way=True)
+    steps = (
+        stamps[0],
+        line.step("answer", told[0], wanted, failure),
+        late,
+        line.step("answer", told[1], wanted, failure),
+        stamps[1],
+    )
+    pool.run(Schedule.of([Phase(steps, leader=True)]))
+    assert words.tolist() == [line.wanted[0], 0], "after a failure nobody is answered"
+    assert 0.04 < (out[1] - out[0]) / clock.ticks < 10
 
 
 def test_one_step_runs_alone(library):

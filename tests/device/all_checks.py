@@ -7,8 +7,11 @@ MODELS is the folder of the reference models (kjv-moe/, tiny/). The checks, by n
 suite of a runtime), `kernels` (compiled, then every kernel's bits), `memory` (page-locking),
 `identity MODEL` (every place of experts against the CPU's bits, with --matrix every size of the
 cache too), `closeness` (logits against the given oracle), `refusals` (memory that runs out at each
-allocation, and the settings that refuse), `memcheck` and `racecheck` (compute-sanitizer over a tiny
-model in `stepped` mode), `hip` (the HIP plugin on this device, where hip-python is installed).
+allocation, and the settings that refuse), `golden` (the self-test's rows of every type), `helper`
+(the device as its own helper), `paths` (a driver that pins little, in both orders), `memcheck` and
+`racecheck` (compute-sanitizer over a tiny model in `stepped` mode), `hip` (the HIP plugin on this
+device, where hip-python is installed), and behind the others, alone, `failures` (interrupts, traps,
+memory that goes in mid-prompt).
 Several run at once. What each says goes to FOLDER/NAME.log; the summary has its last line. Begins
 nothing after --seconds, and ends what still runs. Leaves with 1 where anything failed or was left.
 
@@ -52,12 +55,16 @@ THREADS = 4
 
 @frozen(kw_only=True)
 class Check:
-    """A command, the seconds that it may take, and why it cannot be run ("": it can)."""
+    """A command, the seconds that it may take, and why it cannot be run ("": it can).
+
+    `alone`: it takes all of the device's memory, and looks at what is free of it.
+    """
 
     name: str
     command: tuple[str, ...]
     limit: float = 300.0
     missing: str = ""
+    alone: bool = False
 
 
 @frozen
@@ -109,12 +116,28 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     yield Check(name="closeness", command=(*closeness, "--backend", backend), limit=200)
     refusals = (python, str(HERE / "device_refusals.py"), str(asked.models / "tiny" / CHECKED))
     yield Check(name="refusals", command=(*refusals, "--backend", backend), limit=240)
+    yield from _ends(asked, cache)
     memory = (python, str(HERE / "check_memory.py"), "--gib", "4")
     yield Check(name="memory", command=memory, limit=120, missing=no_device)
     hip = (python, str(HERE / "check_hip.py"), "quick", str(asked.models))
     found = find_spec("rocm") or find_spec("hip")
     none = no_device or ("" if found else "hip-python is not installed")
     yield Check(name="hip", command=hip, limit=150, missing=none)
+
+
+def _ends(asked: argparse.Namespace, cache: tuple[str, ...]) -> Iterator[Check]:
+    """Golden rows, the device as its own helper, what goes wrong, and what is not page-locked."""
+    on = ("--backend", asked.backend)
+    model = str(asked.models / "kjv-moe" / "kjv-Q4_0.gguf")
+    programs = {
+        "golden": ("check_golden.py", "--on", asked.backend, *cache),
+        "helper": ("two_logical.py", model, *on),
+        "failures": ("failures.py", model, *on, "--bound", "60"),
+        "paths": ("refusals.py", model, *on, *cache),
+    }
+    for name, (program, *arguments) in programs.items():
+        command = (sys.executable, str(HERE / program), *arguments)
+        yield Check(name=name, command=command, limit=240, alone=name == "failures")
 
 
 def _tools(asked: argparse.Namespace, no_device: str) -> Iterator[Check]:
@@ -184,7 +207,9 @@ def main() -> int:
     wanted = [c for c in checks(asked) if not asked.only or c.name.startswith(tuple(asked.only))]
     print(f"{len(wanted)} checks, {asked.jobs} at once; what they print is in {folder}", flush=True)
     with ThreadPoolExecutor(asked.jobs) as pool:
-        results = list(pool.map(lambda check: run(check, until, folder, given), wanted))
+        beside = [check for check in wanted if not check.alone]
+        results = list(pool.map(lambda check: run(check, until, folder, given), beside))
+    results += [run(check, until, folder, given) for check in wanted if check.alone]
     print("\n## Summary", *results, sep="\n")
     bad = [result.check.name for result in results if not result.good]
     print(f"{len(results) - len(bad)} of {len(results)} good; not: {', '.join(bad) or 'none'}")

@@ -30,6 +30,7 @@ from strata_core.kernels.cpu.target import host_target  # noqa: E402
 from strata_core.kernels.cpu.unpack import UNPACK  # noqa: E402
 from strata_core.kernels.device.golden import TESTED, GoldenWork  # noqa: E402
 from strata_core.kernels.device.layout import HIT, LINK  # noqa: E402
+from strata_core.kernels.device.prompt_table import MATRIX_NAMES  # noqa: E402
 from strata_core.kernels.device.self_test import compute, golden_keys  # noqa: E402
 from strata_core.kernels.device.table import DEVICE_KERNELS  # noqa: E402
 from strata_core.kernels.self_test import LaneCheck, check_lane  # noqa: E402
@@ -47,7 +48,7 @@ def keys_of(type_name: str) -> list[KernelKey]:
     """Every kernel that can be tested, for one type."""
     found = [KernelKey("combine"), KernelKey("combine_norm")]
     for name in sorted(TESTED - {"quantise", "combine", "combine_norm"}):
-        if name != "products" or type_name in UNPACK:
+        if name not in {"products", *MATRIX_NAMES} or type_name in UNPACK:
             count = len(DEVICE_KERNELS[name].parameters)
             found.append(KernelKey(name, (type_name,) * count))
     return golden_keys(found)
@@ -58,11 +59,11 @@ def runtime_on(name: str, folder: Path, keys: list[KernelKey]) -> Runtime:
     if name == "host":
         from host_build import HostBuild
 
-        return HostBuild(keys, folder).runtime()
+        return HostBuild(keys, folder).runtime(SimHardware(matrix=True))
     if name == "sim":
         library = Library(CpuCompiler(host_target(), folder, print))
         kernels = HostKernels(library).mapping()
-        return SimRuntime(SimHardware(), host_kernels=kernels, pointers=pointers)
+        return SimRuntime(SimHardware(matrix=True), host_kernels=kernels, pointers=pointers)
     if name == "cuda":
         from strata_cuda.binding import load_binding
         from strata_cuda.compiler import Compiler
@@ -123,10 +124,11 @@ def main() -> int:
     types = asked.types.split(",")
     runtime = runtime_on(asked.on, asked.cache, [key for t in types for key in keys_of(t)])
     runtime.open_context(0)
+    units = runtime.devices()[0].matrix
     failed = 0
     try:
         for type_name in types:
-            keys = keys_of(type_name)
+            keys = [k for k in keys_of(type_name) if units or k.name not in MATRIX_NAMES]
             found = check(runtime, keys)
             late = asked.on in ("cuda", "hip") and found.ms > MOST_MS
             failed += bool(found.wrong) or late

@@ -31,6 +31,7 @@ from strata_core.kernels.code_cache import CodeCache  # noqa: E402
 from strata_core.kernels.cpu.jit import Compiler as CpuCompiler  # noqa: E402
 from strata_core.kernels.cpu.library import Library  # noqa: E402
 from strata_core.kernels.cpu.target import host_target  # noqa: E402
+from strata_core.kernels.device.prompt_table import MATRIX_NAMES  # noqa: E402
 from strata_core.testing.sim import SimHardware, SimRuntime  # noqa: E402
 from strata_core.testing.sim.args import pointers  # noqa: E402
 from strata_core.testing.sim.host_kernels import HostKernels  # noqa: E402
@@ -40,7 +41,8 @@ def oracle(folder: Path) -> Bench:
     """The simulated accelerator, whose kernels are the CPU's compiled steps."""
     library = Library(CpuCompiler(host_target(), folder, print))
     kernels = HostKernels(library).mapping()
-    return Bench(SimRuntime(SimHardware(), host_kernels=kernels, pointers=pointers), planes=False)
+    hardware = SimHardware(matrix=True)
+    return Bench(SimRuntime(hardware, host_kernels=kernels, pointers=pointers), planes=False)
 
 
 def device(folder: Path, number: int) -> Bench:
@@ -60,7 +62,15 @@ def host(folder: Path, cases) -> Bench:
     """The device sources compiled for the host."""
     from host_build import HostBuild
 
-    return Bench(HostBuild([case.key for case in cases], folder).runtime(), planes=True)
+    build = HostBuild([case.key for case in cases], folder)
+    return Bench(build.runtime(SimHardware(matrix=True)), planes=True)
+
+
+def possible(cases, tested: Bench):
+    """The cases whose kernels a device has."""
+    if tested.runtime.devices()[tested.device].matrix:
+        return list(cases)
+    return [case for case in cases if case.key.name not in MATRIX_NAMES]
 
 
 def check(cases, expected: Bench, tested: Bench) -> int:
@@ -97,6 +107,7 @@ def main() -> int:
     on_host = asked.on == "host"
     start = time.perf_counter()
     tested = host(asked.cache, cases) if on_host else device(asked.cache, asked.device)
+    cases = possible(cases, tested)
     tested.runtime.load(tested.device, [case.key for case in cases])
     print(f"compiled and loaded in {time.perf_counter() - start:.1f} s", flush=True)
     start = time.perf_counter()

@@ -22,7 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), *(str(ROOT / "plugins" / name) for name in ("cuda", "hip", "wsl"))]
 
 from strata_core.errors import Refused  # noqa: E402
-from strata_core.interfaces import AllocatorRecord, BackendContext, BackendRecord  # noqa: E402
+from strata_core.interfaces import (  # noqa: E402
+    AllocatorRecord,
+    BackendContext,
+    BackendRecord,
+    Usable,
+)
 from strata_core.kernels.device import backend as backends  # noqa: E402
 from strata_core.plugins import Catalogue, Offer, load_plugins  # noqa: E402
 from strata_core.runtime import Device, DeviceMemory, Runtime  # noqa: E402
@@ -224,7 +229,9 @@ def wsl_offer(backend: str, catalogue: Catalogue) -> Offer[AllocatorRecord]:
         offer.name for offer in _allocators(backend, catalogue) if backend in offer.record.serves
     ]
     usual = [name for name in usual if name != record.name]
-    made = evolve(record, serves=(backend,), supersedes=tuple(usual))
+    made = evolve(
+        record, serves=(backend,), supersedes=tuple(usual), probe=lambda _machine: Usable()
+    )
     return Offer(made, "strata-wsl", "0")
 
 

@@ -64,6 +64,7 @@ class End:
     error: StrataError | None = None
     left: tuple[str, ...] = ()
     others: int = 0
+    allocator: str = ""
     seconds: float = 0.0
 
 
@@ -144,6 +145,7 @@ def start(asked: argparse.Namespace, case: Case, experts: int, folder: Path) -> 
         try:
             with api.load(asked.model, **options) as model:
                 found["answer"] = answer_of(model)
+                found["allocator"] = next(s.name for s in model.selections if s.role == "allocator")
                 found["paths"] = model.beside.actual.paths
                 found["degraded"] = len(model.degradations)
                 pinned = model.beside.actual.pinned
@@ -165,6 +167,8 @@ def judged(case: Case, end: End, wanted: str) -> list[str]:
         return wrong
     if end.answer != wanted:
         wrong.append(f"another hash than the CPU's, {wanted}")
+    if (end.allocator == "wsl") != case.wsl:
+        wrong.append(f"the allocator is {end.allocator}")
     if not end.paths:
         wrong.append("the path is not named")
     if case.path and not any(case.path in path for path in end.paths):

@@ -124,6 +124,7 @@ def test_what_is_otherwise_than_a_case_says():
         evolve(good, paths=()),
         evolve(good, paths=("experts: locked",)),
         evolve(good, left=("a claim",)),
+        evolve(good, allocator="wsl"),
         refusals.End(error=StrataError("what", "why", "do")),
     ):
         assert refusals.judged(case, end, "x")

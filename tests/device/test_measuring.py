@@ -53,6 +53,21 @@ def test_oracle_products_are_near_float64(kind, planes, bound):
     assert np.abs(got - want).max() < bound * np.abs(want).max()
 
 
+def test_products_of_prompts_are_timed_both_ways(tmp_path, capsys):
+    pytest.importorskip("llvmlite")
+    from check_kernels import oracle
+    from time_products import Shape, time_products
+
+    tested = oracle(tmp_path)
+    time_products(tested, ("Q8_0",), (40,), Shape(64, 32, 3, 2, 32))
+    assert list(tested.runtime.leaks()) == ["stream SIM0.1"]  # the bench's own
+    tested.runtime.close()
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[-1] == "x"
+    assert [row[:10].strip() for row in rows] == ["gate, up", "down", "dense"]
+    assert all(len(row.split("Q8_0")[1].split()) == 6 for row in rows)
+
+
 def test_cpu_lane_is_exact():
     if not shutil.which("gcc"):
         pytest.skip("no gcc")

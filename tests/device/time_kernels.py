@@ -1,16 +1,17 @@
 """A round of decode and every kernel in it: bits against the CPU's, times, bytes a second.
 
 Meant for the shape of 30B-A3B with few layers and everything in slots. Four parts, each with its
-table: kernels alone on random inputs, bit by bit; windows of 1 to 8 tokens against the CPU backend;
-times of replayed graphs, and of rounds that are made otherwise (a fusion undone, nothing asked for
-ahead, no early starts); attention of prompts (time_prompts.py). A kernel's time *in the round* is
-what the round takes less without it; *alone* is a graph of it over all layers, whose weights may
-then lie in the cache. A round of 48 layers is what one layer takes, 47 times more.
+table: kernels alone on random inputs, bit by bit; products of prompts (time_products.py) and
+attention of prompts (time_prompts.py); windows of 1 to 8 tokens against the CPU backend; times of
+replayed graphs, and of rounds that are made otherwise (a fusion undone, nothing asked for ahead, no
+early starts). A kernel's time *in the round* is what the round takes less without it; *alone* is
+a graph of it over all layers, whose weights may then lie in the cache. A round of 48 layers is what
+one layer takes, 47 times more.
 
 Leaves with 1 where bits differ.
 
 Run: python tests/device/time_kernels.py MODEL [--synth SCRIPT --layers 4] [--position 400]
-     [--on cuda|sim] [--no-kernels] [--cache FOLDER]
+     [--on cuda|sim] [--no-kernels] [--no-products] [--cache FOLDER]
 `--synth` is a script that writes MODEL where it is not there, called with
 MODEL --shape 30b-a3b --layers N.
 """
@@ -35,6 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "tests/device_
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 from check_models import Check, device_backend, digest, window  # noqa: E402
+from time_products import Shape, time_products  # noqa: E402
 
 from strata_core.kernels.device.capture import capture, kernels_of  # noqa: E402
 from strata_core.kernels.device.fuse import fuse, start_early  # noqa: E402
@@ -52,8 +54,9 @@ def kernels(asked) -> int:
     """Kernels of this shape on random inputs; how many differ from the CPU's steps."""
     from attention_cases import append_cases, attention_cases, merge_cases
     from buffer_cases import buffer_cases
-    from check_kernels import check, device, oracle
+    from check_kernels import check, device, oracle, possible
     from fused_cases import fused_cases, products, routers
+    from prompt_cases import on_matrix_units, prompt_cases_of
     from weight_cases import down_cases, embed_cases, expert_cases, linear_cases
 
     cases = [
@@ -65,9 +68,15 @@ def kernels(asked) -> int:
         *chain(down_cases("Q4_K"), linear_cases("Q8_0"), linear_cases("F32")),
         *chain(embed_cases("Q8_0"), append_cases("fp16"), attention_cases("fp16", 128)),
         *merge_cases(128),
+        *chain(prompt_cases_of("Q4_K"), on_matrix_units(prompt_cases_of("Q4_K"))),
+        *chain(prompt_cases_of("Q8_0"), on_matrix_units(prompt_cases_of("Q8_0"))),
     ]
     tested = oracle(asked.cache) if asked.on == "sim" else device(asked.cache, 0)
+    cases = possible(cases, tested)
     try:
+        if not asked.no_products:
+            shape = Shape(256, 256, 4, 2, 64) if asked.on == "sim" else Shape()
+            time_products(tested, ("Q4_K", "Q6_K", "Q8_0"), (512, 4096), shape)
         tested.runtime.load(tested.device, [case.key for case in cases])
         return check(cases, oracle(asked.cache), tested)
     finally:
@@ -284,6 +293,7 @@ def main() -> int:
     options.add_argument("--position", type=int, default=400)
     options.add_argument("--on", choices=("cuda", "sim"), default="cuda")
     options.add_argument("--no-kernels", action="store_true")
+    options.add_argument("--no-products", action="store_true", help="no times of prompts' products")
     options.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "strata-check")
     asked = options.parse_args()
     asked.tokens, asked.rounds = 24, 0

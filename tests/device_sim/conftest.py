@@ -75,7 +75,7 @@ class Lab:
 
     quiet = Quiet
 
-    def backend(self, runtime=None, *, patience=120.0, most_tokens=8, **options):
+    def backend(self, runtime=None, *, patience=120.0, most_tokens=8, bound=60.0, **options):
         options.setdefault("threads", 1)
         options.setdefault("expert_cache", 0)
         context = BackendContext(
@@ -89,6 +89,7 @@ class Lab:
             library=self.library,
             patience=patience,
             most_tokens=most_tokens,
+            bound=bound,
         )
 
     def bind(self, backend, checkpoint, source=None, limits=LIMITS, hyper=None):

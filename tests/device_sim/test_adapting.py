@@ -1,12 +1,14 @@
 """The adaptive cache in rounds: the CPU's bits at every pace, hits that rise, failures undone."""
 
 import threading
+from concurrent.futures import wait
 
 import numpy as np
 import pytest
 from attrs import evolve
 
 from strata_core.cache.adaptive import Pair
+from strata_core.cache.swaps import Swapper
 from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import AllocatorContext, Expert, SourceContext
 from strata_core.kernels.cpu.executor import CpuExecutor
@@ -171,6 +173,20 @@ def test_a_share_that_nothing_can_take_is_reported(
     bound.close()
 
 
+@pytest.fixture
+def at_leisure(monkeypatch):
+    """Rounds wait for the threads of swaps, so that what they bring is there one round later."""
+    tick = Swapper.tick
+
+    def wait_and_tick(swapper, pairs):
+        jobs = [job for swap in swapper._open for job in (swap.reading, swap.storing)]
+        wait([job for job in jobs if job is not None])
+        return tick(swapper, pairs)
+
+    monkeypatch.setattr(Swapper, "tick", wait_and_tick)
+
+
+@pytest.mark.usefixtures("at_leisure")
 def test_hits_rise_where_the_text_asks_for_few(lab, tools, tiny_file):
     checkpoint = tiny_file()
     hits = {}

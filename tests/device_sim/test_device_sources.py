@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "device_sources"))
 from host_build import HostBuild, host_compiler
 
 from strata_core.interfaces import Window
+from strata_core.kernels.device.prompt_table import MATRIX_NAMES, ON_MATRIX_UNITS
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.testing.sim import SimHardware, SimRuntime
 from strata_core.testing.sim.args import pointers
@@ -58,19 +59,27 @@ def logits(lab, checkpoint, runtime):
 
 
 @pytest.mark.skipif(host_compiler() is None, reason="there is no C++ compiler")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
+    """On a device without matrix units and on one with them."""
     checkpoint = tiny_file()
-    noted = Noted(library)
-    hardware = SimHardware(vram=(1 << 30,))
-    kernels = dict.fromkeys(DEVICE_KERNELS, noted)
-    simulated = logits(
-        lab, checkpoint, SimRuntime(hardware, host_kernels=kernels, pointers=pointers)
-    )
-    emulated = logits(lab, checkpoint, HostBuild(noted.keys, tmp_path).runtime())
-    assert {"gate_up", "down", "dispatch", "attention", "prompt_down"} <= {
-        key.name for key in noted.keys
-    }
+    found, names, keys = [], {}, []
+    machines = {matrix: SimHardware(vram=(1 << 30,), matrix=matrix) for matrix in (False, True)}
+    for matrix, hardware in machines.items():
+        noted = Noted(library)
+        kernels = dict.fromkeys(DEVICE_KERNELS, noted)
+        runtime = SimRuntime(hardware, host_kernels=kernels, pointers=pointers)
+        found += logits(lab, checkpoint, runtime)
+        names[matrix] = {key.name for key in noted.keys}
+        keys += noted.keys
+    build = HostBuild(keys, tmp_path)
+    for hardware in machines.values():
+        found += logits(lab, checkpoint, build.runtime(hardware))
+    assert {"gate_up", "down", "dispatch", "attention", *ON_MATRIX_UNITS} <= names[False]
+    assert not names[False] & MATRIX_NAMES
+    # rows of floats (the router's) are multiplied as ever
+    assert {"prompt_linear", *MATRIX_NAMES} <= names[True]
+    assert not names[True] & {"prompt_gate_up", "prompt_down"}
     cpu = lab.cpu(checkpoint, ids=IDS)
-    for found in (*simulated, *emulated):
-        assert found.tobytes() == cpu.tobytes()
+    for each in found:
+        assert each.tobytes() == cpu.tobytes()

@@ -3,15 +3,21 @@
 Decoding behind a prompt costs what it did before it.
 """
 
+import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prompt_bench import IDS, SOURCES, Bound, answer, chunk
 
+from strata_core.cache import stager
 from strata_core.errors import UsageError
+from strata_core.interfaces import View
 from strata_core.kernels.device import prompt_room
-from strata_core.memory.address import bytes_at
+from strata_core.memory.address import address_of, bytes_at
 from strata_core.plan.lending import lendable
 
 LAYERS, EXPERTS = 8, 8
@@ -104,6 +110,44 @@ def test_no_depth_changes_a_bit(lab, tiny_file, expected, monkeypatch, source, c
     assert all(same for _, same in bound.slots())
     assert getattr(bound.source, "held", []) == []
     bound.close()
+
+
+def test_experts_in_other_memory_are_gathered_by_several_threads(
+    lab, tiny_file, expected, monkeypatch
+):
+    monkeypatch.setattr(stager, "ALONE", 1)
+    for source in ("pageable", "in three pieces"):
+        bound = Bound(lab, tiny_file(), 33, source, expert_cache=6)
+        assert answer(bound.executor, 33) == expected
+        assert all(same for _, same in bound.slots())
+        threads = [t for t in threading.enumerate() if t.name.startswith("strata-stager")]
+        assert len(threads) == (stager.COPIERS - 1) * (source == "pageable")
+        bound.close()
+    assert not any(t.name.startswith("strata-stager") for t in threading.enumerate())
+
+
+@given(
+    parts=st.lists(st.integers(1, 5000), min_size=3, max_size=3),
+    gap=st.integers(0, 300),
+    count=st.integers(1, 7),
+)
+def test_jobs_of_copying_make_up_the_blob(parts, gap, count):
+    offsets = [0, parts[0], parts[0] + parts[1]]
+    layout = SimpleNamespace(
+        nbytes=sum(parts),
+        parts=[SimpleNamespace(offset=o, nbytes=n) for o, n in zip(offsets, parts, strict=True)],
+    )
+    starts = [o + n * gap for n, o in enumerate(offsets)]
+    source = np.random.default_rng(7).integers(0, 256, starts[2] + parts[2], dtype=np.uint8)
+    target = np.zeros(sum(parts), np.uint8)
+    view = View(tuple(address_of(source) + at for at in starts), in_ram=True)
+    jobs = stager._jobs(layout, view, address_of(target), count)
+    assert 1 <= len(jobs) <= count
+    assert max(sum(n for _, _, n in job) for job in jobs) <= -(-sum(parts) // count)
+    for job in jobs:
+        stager._move(job)
+    wanted = [source[at : at + n] for at, n in zip(starts, parts, strict=True)]
+    assert target.tobytes() == np.concatenate(wanted).tobytes()
 
 
 def test_a_source_holds_two_waves_of_views_at_most(lab, tiny_file, expected, monkeypatch):

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from strata_core.kernels.device import backend as backend_module
 from strata_core.kernels.device import self_test as module
 from strata_core.kernels.device.golden import TESTED, GoldenWork
 from strata_core.kernels.device.layout import ENTRY, HIT, LINK
+from strata_core.kernels.device.prompt_table import MATRIX_NAMES, ON_MATRIX_UNITS
 from strata_core.kernels.device.self_test import AT_ONCE, compute, golden_keys
 from strata_core.kernels.device.table import DEVICE_KERNELS, unpack
 from strata_core.kernels.self_test import check_lane
@@ -38,6 +40,7 @@ FLOATS = ("F32", "F16", "BF16")
 EVERY = (*QUANTISED, *FLOATS)
 MIXED = [("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "Q4_0", "F16"), ("F16", "F32", "Q5_0")]
 BY_TYPE = sorted(TESTED - {"quantise", "combine", "combine_norm"})
+OF_QUANTISED = {"products", *MATRIX_NAMES}
 WRITTEN = {
     "quantise": ("records",),
     "linear": ("out",),
@@ -50,6 +53,9 @@ WRITTEN = {
     "prompt_linear": ("out",),
     "prompt_gate_up": ("inner",),
     "prompt_down": ("out",),
+    "matrix_linear": ("out",),
+    "matrix_gate_up": ("inner",),
+    "matrix_down": ("out",),
 }
 """What each kernel writes; `row` is the first entry's."""
 
@@ -60,7 +66,7 @@ def keys_of(type_name: str) -> list[KernelKey]:
     found += [
         KernelKey(name, (type_name,) * len(DEVICE_KERNELS[name].parameters))
         for name in BY_TYPE
-        if name != "products" or type_name in UNPACK
+        if name not in OF_QUANTISED or type_name in UNPACK
     ]
     return golden_keys(found)
 
@@ -162,7 +168,7 @@ def test_one_wrong_bit_of_any_kernel_is_named_for_every_type(lab, name):
     assert set(WRITTEN) == TESTED
     for written in WRITTEN[name]:
         bench = Bench(meddled_runtime(lab, name, written))
-        types = QUANTISED if name in ("quantise", "products") else EVERY
+        types = QUANTISED if name in {"quantise", *OF_QUANTISED} else EVERY
         for type_name in types:
             own, link = bench.checks(keys_of(type_name))
             blamed = {text.partition(" ")[0] for text in own.wrong}
@@ -188,9 +194,9 @@ def test_a_kernel_that_writes_nothing_is_named(lab):
 
 def test_it_is_small():
     """Fewer than 20 launches a type, beyond the four that make activations into records."""
-    for type_name in EVERY:
+    for type_name, others in product(EVERY, (MATRIX_NAMES, ON_MATRIX_UNITS)):
         work = GoldenWork(256, 256, PLAIN_ROOM)
-        work.add(keys_of(type_name))
+        work.add(key for key in keys_of(type_name) if key.name not in others)
         assert len(work.launches) < 24
         assert work.image.nbytes < 1 << 18
 

@@ -65,6 +65,7 @@ def test_the_reference_machines_split():
     assert split.as_json(2) == {
         "pcie_frac": "auto",
         "table": table[:3].tolist(),
+        "corrections": 0,
         "rates": {
             "link": {"gb_s": 52.0, "start_us": 8.0},
             "cpu": {"gb_s": 80.0, "start_us": 10.0},
@@ -106,6 +107,9 @@ class Unstated:
 
     def __init__(self, runtime):
         self._runtime = runtime
+
+    def wait_clock(self, device):
+        return self._runtime.wait_clock(device)
 
     def __getattr__(self, name):
         if name == "link_rate":

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from strata_core.kernels.device.layout import CELL, ENTRY, inner_bytes, record_bytes
 from strata_core.kernels.device.prompt_table import (
     ATTENTION_QUERIES,
+    ON_MATRIX_UNITS,
     SHORT_HEAD,
     attention_room,
+    multiplying,
+    spread_of,
 )
 from strata_core.kernels.device.table import DEVICE_KERNELS, make_launch, pack, unpack
 
@@ -90,3 +93,20 @@ def test_grids_cover_what_they_divide():
 def test_layouts_have_their_sizes():
     assert (ENTRY.itemsize, CELL.itemsize) == (48, 64)
     assert (record_bytes(256), record_bytes(257), inner_bytes(32)) == (576, 1152, 1024)
+
+
+def test_matrix_units_take_rows_that_are_quantised():
+    assert multiplying("prompt_down", ("Q4_K",), matrix=True) == "matrix_down"
+    assert multiplying("prompt_gate_up", ("Q4_K", "Q6_K"), matrix=True) == "matrix_gate_up"
+    for types, matrix in ((("Q4_K",), False), (("F16",), True), (("Q4_K", "F32"), True)):
+        assert multiplying("prompt_linear", types, matrix=matrix) == "prompt_linear"
+    for name, (matrix_name, _) in ON_MATRIX_UNITS.items():
+        plain, other = DEVICE_KERNELS[name], DEVICE_KERNELS[matrix_name]
+        assert (plain.args, plain.parameters) == (other.args, other.parameters)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "spread"), [(1, 1), (512, 1), (1024, 2), (2048, 4), (4096, 8), (65536, 8)]
+)
+def test_blocks_of_matrix_units_take_about_a_tile_each(tokens, spread):
+    assert spread_of("matrix_down", tokens, 8 * tokens, 128) == spread

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from kernel_bench import RECORD, Buffer, Case, Ref, same
 from kernel_inputs import activations, nothing_latched
+from wait_cases import WAITS
 
 from strata_core.kernels.device.layout import CELL, ENTRY, LANES
 from strata_core.runtime import KernelKey
@@ -98,11 +99,14 @@ def combining(rng) -> Iterator[Case]:
         x = rng.standard_normal((tokens, width)).astype(np.float32)
         buffers = {"x": x, "entries": entries, "weights": weights, "near": near}
         buffers["far"] = Buffer(far, host=True)
-        case = _case("combine", f"{tokens}x{top_k}x{width}", buffers, ["x"], links)
-        used = {n: case.args[n] for n in ("x", "entries", "weights")}
-        sizes = {"tokens": tokens, "top_k": top_k, "width": width}
-        looks = {"x": same, "entries": lambda a: a[:0]}
-        yield Case(case.label, case.key, case.buffers, {**used, **sizes}, looks, links)
+        for waiting in WAITS:
+            words, given, looked = waiting.parts()
+            case = _case("combine", f"{tokens}x{top_k}x{width}", {**buffers, **words}, ["x"], links)
+            used = {n: case.args[n] for n in ("x", "entries", "weights")} | given
+            sizes = {"tokens": tokens, "top_k": top_k, "width": width}
+            looks = {"x": same, "entries": lambda a: a[:0]} | looked
+            label = f"{case.label}{waiting.label}"
+            yield Case(label, case.key, case.buffers, {**used, **sizes}, looks, links)
 
 
 def routing(rng) -> Iterator[Case]:

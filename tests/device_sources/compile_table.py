@@ -149,7 +149,7 @@ def main() -> int:
     except (Missing, ImportError) as error:
         print(f"nothing is compiled: {error}")
         return SKIPPED
-    keys = [key for key in every_key() if key.name.startswith(asked.only)]
+    keys = [key for key in every_key(matrix=tools.matrix) if key.name.startswith(asked.only)]
     work = [(key, arch) for arch in asked.architectures for key in keys]
     if asked.sample:
         work = sample(keys, asked.architectures)

@@ -26,6 +26,7 @@ from code_object import usages
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import StrataError
 from strata_core.kernels.code_cache import CodeCache
+from strata_core.kernels.device.prompt_table import MATRIX_NAMES
 from strata_core.kernels.device.sources import FLOATS, source_of
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
@@ -68,11 +69,15 @@ Compile = Callable[[KernelKey, str], Needs]
 
 @frozen
 class Toolchain:
-    """A compiler: its name with the version, what it is told beside the source, what it does."""
+    """A compiler: its name with the version, what it is told beside the source, what it does.
+
+    `matrix`: whether its devices have the kernels for matrix units.
+    """
 
     name: str
     options: tuple[str, ...]
     compile: Compile
+    matrix: bool = False
 
 
 def kept(tools: Toolchain, cache: CodeCache) -> tuple[Compile, list[KernelKey]]:
@@ -92,10 +97,16 @@ def kept(tools: Toolchain, cache: CodeCache) -> tuple[Compile, list[KernelKey]]:
     return run, found
 
 
-def every_key() -> list[KernelKey]:
-    """Every kernel of the table for every parameter; experts' mixed types as files have them."""
+def every_key(*, matrix: bool) -> list[KernelKey]:
+    """Every kernel of the table for every parameter; experts' mixed types as files have them.
+
+    `matrix`: with those for matrix units.
+    """
     keys = []
     for name, kernel in DEVICE_KERNELS.items():
+        on_units = name in MATRIX_NAMES
+        if on_units and not matrix:
+            continue
         choices = [_choices(parameter) for parameter in kernel.parameters]
         for parameters in itertools.product(*choices):
             if name == "products" and not _mixed(*map(str, parameters)):
@@ -103,6 +114,8 @@ def every_key() -> list[KernelKey]:
             if name == "norm_linear" and parameters[0] not in FLOATS:
                 continue
             if name.endswith("gate_up") and not _together(*map(str, parameters)):
+                continue
+            if on_units and parameters[0] in FLOATS:
                 continue
             keys.append(KernelKey(name, parameters))
     return keys
@@ -116,8 +129,7 @@ def _choices(parameter: str) -> tuple[str | int, ...]:
 
 def _mixed(first: str, second: str, third: str) -> bool:
     """Types of q, k and v: the same, or v of another one; none of them floats."""
-    floats = {"F32", "F16", "BF16"}
-    if floats & {first, second, third} or first != second:
+    if FLOATS & {first, second, third} or first != second:
         return False
     return third == first or (first, third) in {("Q4_K", "Q6_K"), ("Q5_K", "Q6_K")}
 
@@ -203,7 +215,7 @@ def nvrtc() -> Toolchain:
         compiler.obtain(key, arch)
         return library.needs()
 
-    return Toolchain(f"NVRTC {version}", OPTIONS, run)
+    return Toolchain(f"NVRTC {version}", OPTIONS, run, matrix=True)
 
 
 class Nvrtc:

@@ -174,11 +174,55 @@ static inline unsigned atomicMin(unsigned* at, unsigned v) {
   return old;
 }
 static inline void __threadfence_system() {}
+static unsigned long long looks;  // the clock of waits: it ticks when it is looked at
+static inline unsigned long long ticks() { return ++looks; }
+static inline long long word_of_host(const long long* word) { return *(const volatile long long*)word; }
 #define MEET_WARP() meet_warp(__LINE__)
 static char dynamic_bytes[256 << 10] __attribute__((aligned(128)));
 #define SHARED_BYTES(name) static unsigned char* const name = (unsigned char*)dynamic_bytes
 #define LANE(v, source, width) exchange(v, source, width, __LINE__)
 #define SWAP(v, mask, width) exchange(v, (current & 31) ^ (mask), 32, __LINE__)
+
+// --- matrix units, with fragments as the PTX ISA tells of them. Lane 4g + t holds of A words t of
+// rows g and g + 8, of their first 16 bytes and then of the second; of B word t of the first and of
+// the second 16 bytes of column g; of C rows g and g + 8 of columns 2t and 2t + 1.
+static unsigned fragments[FIBERS][6];
+
+static void load_matrices(const unsigned char* base, unsigned at, unsigned* out, int place) {
+  if ((size_t)(base + at) & 15) fail("a row of a matrix is not aligned", place, 0);
+  posted[current] = (size_t)(base + at);
+  meet_warp(place);
+  int warp = current / 32 * 32, lane = current & 31;
+  for (int i = 0; i < 4; i++)
+    memcpy(&out[i], (const char*)posted[warp + 8 * i + lane / 4] + lane % 4 * 4, 4);
+  meet_warp(place + 1000000);
+}
+
+// `halves` of 16 bytes of K: 2 for m16n8k32, 1 for m16n8k16.
+static void multiply_fragments(int* c, const unsigned* a, const unsigned* b, int from, int halves,
+                               int place) {
+  memcpy(fragments[current], a, 8 * halves);
+  memcpy(fragments[current] + 4, b, 4 * halves);
+  meet_warp(place);
+  int warp = current / 32 * 32, lane = current & 31;
+  for (int i = 0; i < 4; i++) {
+    int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+    c[i] = from;
+    for (int k = 0; k < 16 * halves; k++) {
+      int t = k % 16 / 4, half = k / 16, shift = k % 4 * 8;
+      unsigned of_row = fragments[warp + row % 8 * 4 + t][2 * half + row / 8];
+      unsigned of_column = fragments[warp + column * 4 + t][4 + half];
+      c[i] += (int)(int8_t)(of_row >> shift) * (int)(int8_t)(of_column >> shift);
+    }
+  }
+  meet_warp(place + 1000000);
+}
+#define matrices(base, at, out) load_matrices(base, at, out, __LINE__)
+#define multiply32(c, a, b, from) multiply_fragments(c, a, b, from, 2, __LINE__)
+static inline void multiply16_at(int* c, const unsigned* a, unsigned b, int from, int place) {
+  multiply_fragments(c, a, &b, from, 1, place);
+}
+#define multiply16(c, a, b, from) multiply16_at(c, a, b, from, __LINE__)
 
 // --- memory that the launch before this one writes: stale for each block until all of its threads
 // have followed, so that who reads it before that computes with what is not there yet
@@ -239,14 +283,18 @@ static void start_block() {
   }
 }
 
-// Runs fibers in turn until all have ended, or none gets on.
+// Runs fibers in turn until all have ended, or none gets on; every other time the last one first, so
+// that what one writes and another reads without meeting in between is found.
 static void run_block() {
+  static bool back;
   start_block();
   for (long idle = 0; running > 0;) {
     int before = running;
     unsigned long long state = turns;
     for (int i = 0; i < threads / 32 + 1; i++) state += turn[i < FIBERS / 32 ? i : 0];
-    for (int i = 0; i < threads && running > 0; i++) {
+    back = !back;
+    for (int k = 0; k < threads && running > 0; k++) {
+      int i = back ? threads - 1 - k : k;
       if (ended[i]) continue;
       current = i;
       threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};

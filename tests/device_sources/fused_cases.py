@@ -9,6 +9,7 @@ from attention_cases import CONTEXT, KV_TYPES, POSITIONS, placed
 from buffer_cases import cells_of
 from kernel_bench import RECORD, Buffer, Case, Ref, same
 from kernel_inputs import activations, narrow_columns, nothing_latched, records_of, stored_rows
+from wait_cases import WAITS
 
 from strata_core.checkpoint.types import TYPES
 from strata_core.kernels.cpu.unpack import UNPACK
@@ -98,9 +99,14 @@ def combines(rng) -> Iterator[Case]:
             buffers |= {"records": _records(rows, dim), "status": nothing_latched()}
             used |= {n: Ref(n) for n in ("records", "status")}
             looks |= {"records": same, "status": same}
-        made = {n: b if isinstance(b, Buffer) else Buffer(b) for n, b in buffers.items()}
-        label = f"combine_norm {rows}x{dim} of {top_k}"
-        yield Case(label, KernelKey("combine_norm"), made, {**used, **sizes}, looks, links)
+        for waiting in WAITS:
+            words, given, looked = waiting.parts()
+            made = {
+                n: b if isinstance(b, Buffer) else Buffer(b) for n, b in buffers.items()
+            } | words
+            args = {**used, **given, **sizes}
+            label = f"combine_norm {rows}x{dim} of {top_k}{waiting.label}"
+            yield Case(label, KernelKey("combine_norm"), made, args, {**looks, **looked}, links)
 
 
 def products(types, rng) -> Iterator[Case]:

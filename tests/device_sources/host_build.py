@@ -84,7 +84,7 @@ class HostBuild:
                 [*command, str(source), "-o", str(target)],
                 check=True,
                 capture_output=True,
-                timeout=300,
+                timeout=600,
             )
         return ctypes.CDLL(str(target))
 
@@ -117,7 +117,7 @@ class HostBuild:
         """Everything is there already."""
         assert key in self._functions
 
-    def runtime(self) -> SimRuntime:
+    def runtime(self, hardware: SimHardware | None = None) -> SimRuntime:
         """A simulated accelerator whose kernels are these."""
         kernels = dict.fromkeys({key.name for key in self._functions}, self)
-        return SimRuntime(SimHardware(), host_kernels=kernels, pointers=pointers)
+        return SimRuntime(hardware or SimHardware(), host_kernels=kernels, pointers=pointers)

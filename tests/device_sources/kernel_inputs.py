@@ -21,8 +21,7 @@ def stored_rows(name: str, rows: int, columns: int, rng: np.random.Generator) ->
         return _float_rows(name, rows, columns, rng)
     kind = TYPES[name]
     raw = rng.integers(0, 256, (rows, columns // kind.block, kind.block_bytes), dtype=np.uint8)
-    offsets = () if name == "MXFP4" else (208,) if name == "Q6_K" else (0,)
-    for offset in (0, 2) if name in _MINIMUMS else offsets:
+    for offset in _scale_offsets(name):
         scale = rng.standard_normal(raw.shape[:2]) * 0.02
         scale[1::5] *= 1e-5
         scale[2::5, ::2] = 0
@@ -31,6 +30,31 @@ def stored_rows(name: str, rows: int, columns: int, rng: np.random.Generator) ->
         raw[..., 0] = rng.integers(110, 135, raw.shape[:2])
         raw[1::5, :, 0] = rng.integers(0, 3, raw[1::5].shape[:2])
     return raw.reshape(rows, -1)
+
+
+def _scale_offsets(name: str) -> tuple[int, ...]:
+    """Where a block's half scales lie."""
+    if name == "MXFP4":
+        return ()
+    return (0, 2) if name in _MINIMUMS else (208,) if name == "Q6_K" else (0,)
+
+
+def extreme_rows(name: str, columns: int) -> np.ndarray:
+    """uint8 [rows, bytes of a row]: rows whose integers are all as large as a type has them."""
+    kind = TYPES[name]
+    rows = []
+    for value, scales in ((0, 0), (255, 255), (0, 128), (0, 127), (255, 127), (127, 128), (136, 9)):
+        row = np.full((columns // kind.block, kind.block_bytes), value, np.uint8)
+        if name == "Q6_K":
+            row[:, 192:208] = scales
+        elif name in ("Q4_K", "Q5_K"):
+            row[:, 4:16] = scales
+        elif name == "MXFP4":
+            row[:, 0] = 120
+        for offset in _scale_offsets(name):
+            row[:, offset : offset + 2] = np.array([0.013], "<f2").view(np.uint8)
+        rows.append(row.reshape(-1))
+    return np.array(rows)
 
 
 def _float_rows(name: str, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:

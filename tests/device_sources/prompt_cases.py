@@ -6,12 +6,22 @@ from collections.abc import Iterator
 
 import numpy as np
 from attention_cases import CONTEXT, cache
+from attrs import evolve
 from kernel_bench import RECORD, Buffer, Case, Ref, same
-from kernel_inputs import FLOATS, activations, narrow_columns, nothing_latched, stored_rows
+from kernel_inputs import (
+    FLOATS,
+    QUANTISED,
+    activations,
+    extreme_rows,
+    narrow_columns,
+    nothing_latched,
+    stored_rows,
+)
 from weight_cases import MIXES, SHIFTS, inputs_of
 
 from strata_core.checkpoint.types import TYPES
 from strata_core.kernels.device.layout import WAVE, inner_bytes
+from strata_core.kernels.device.prompt_table import ON_MATRIX_UNITS
 from strata_core.runtime import KernelKey
 
 
@@ -34,6 +44,23 @@ def prompt_linear_cases(type_name: str) -> Iterator[Case]:
         key = KernelKey("prompt_linear", (type_name,))
         label = f"prompt_linear {tokens} x {columns}"
         yield Case(label, key, buffers, {**args, **sizes}, {"out": same})
+
+
+def prompt_extreme_cases(type_name: str) -> Iterator[Case]:
+    """Sums as large as they get: one sign, the other, and one that turns."""
+    columns, tokens = 512, 3
+    x = np.ones((tokens, columns), np.float32)
+    x[1], x[2, ::2] = -1, -1
+    data = extreme_rows(type_name, columns)
+    buffers = {
+        "weight": Buffer(data),
+        "x": Buffer(inputs_of(type_name, x)),
+        "out": Buffer(np.zeros((tokens, len(data)), np.float32)),
+    }
+    sizes = {"stride": data.shape[1], "tokens": tokens, "rows": len(data), "columns": columns}
+    args = {**{n: Ref(n) for n in buffers}, "bias": 0, **sizes}
+    key = KernelKey("prompt_linear", (type_name,))
+    yield Case("prompt_linear of extremes", key, buffers, args, {"out": same})
 
 
 HEAD_DIMS = (16, 40, 64, 80, 96, 128, 256, 264)
@@ -131,66 +158,108 @@ def _picks(tokens: int, top_k: int, experts: int, rng) -> np.ndarray:
     return np.array(rows, np.int32)
 
 
+RAGGED = (0, 1, 15, 16, 17, 33, 129)
+"""Tokens of experts: none, one, around the sizes of tiles, several tiles."""
+
+
+def _ragged_picks(rng) -> np.ndarray:
+    """One pick a token; expert i has RAGGED[i] of them."""
+    return rng.permutation(np.repeat(np.arange(len(RAGGED)), RAGGED))[:, None].astype(np.int32)
+
+
 def prompt_expert_cases(gate: str, up: str, down: str) -> Iterator[Case]:
     rng = np.random.default_rng(500 + TYPES[gate].ggml)
-    columns, top_k, experts = narrow_columns(gate)[1], 3, 6
+    columns = narrow_columns(gate)[1]
     for tokens, rows, spread in ((3, 64, 1), (37, 32, 2)):
-        picks = _picks(tokens, top_k, experts, rng)
-        gates = stored_rows(gate, experts * rows, columns, rng)
-        ups = stored_rows(up, experts * rows, columns, rng)
-        sizes = {"gate": ("gates", rows * gates.shape[1]), "up": ("ups", rows * ups.shape[1])}
-        wave, links = _wave((5, 0, 2), sizes)
-        # inner activations stay finite: what others would become is unspecified
-        x = np.clip(activations(tokens, columns, rng), -9, 9) * np.float32(0.1)
-        pitch = inner_bytes(rows)
-        floats = Buffer(np.zeros((picks.size, pitch // 4), np.float32))
-        records = Buffer(np.zeros((picks.size, -(-rows // 256)), RECORD), pitch=pitch)
-        buffers = {"gates": Buffer(gates), "ups": Buffer(ups), "wave": Buffer(wave)}
-        buffers |= {**_grouped(picks, experts), "x": Buffer(inputs_of(gate, x))}
-        buffers |= {"status": Buffer(nothing_latched())}
-        buffers["inner"] = floats if down in FLOATS else records
-        args = {n: Ref(n) for n in ("wave", "starts", "order", "x", "inner", "status")}
-        numbers = {"experts": len(wave), "top_k": top_k, "rows": rows, "columns": columns}
-        strides = {"gate_stride": gates.shape[1], "up_stride": ups.shape[1]}
-        yield Case(
-            f"prompt_gate_up {tokens} tokens, {rows} x {columns}",
-            KernelKey("prompt_gate_up", (gate, up, down)),
-            buffers,
-            {**args, **numbers, **strides, "spread": spread, "op": 4},
-            {"inner": same, "status": same, "wave": lambda a: a[:0]},
-            links,
-        )
+        picks = _picks(tokens, 3, 6, rng)
+        yield _gate_up_case((gate, up, down), picks, (5, 0, 2), (rows, columns, spread), rng)
+
+
+def _gate_up_case(
+    types: tuple[str, str, str],
+    picks: np.ndarray,
+    asked: tuple[int, ...],
+    shape: tuple[int, int, int],
+    rng: np.random.Generator,
+) -> Case:
+    """`asked` are the experts of the wave; `shape`: rows, columns, spread."""
+    gate, up, down = types
+    (rows, columns, spread), (tokens, top_k), experts = shape, picks.shape, 7
+    gates = stored_rows(gate, experts * rows, columns, rng)
+    ups = stored_rows(up, experts * rows, columns, rng)
+    sizes = {"gate": ("gates", rows * gates.shape[1]), "up": ("ups", rows * ups.shape[1])}
+    wave, links = _wave(asked, sizes)
+    # inner activations stay finite: what others would become is unspecified
+    x = np.clip(activations(tokens, columns, rng), -9, 9) * np.float32(0.1)
+    pitch = inner_bytes(rows)
+    floats = Buffer(np.zeros((picks.size, pitch // 4), np.float32))
+    records = Buffer(np.zeros((picks.size, -(-rows // 256)), RECORD), pitch=pitch)
+    buffers = {"gates": Buffer(gates), "ups": Buffer(ups), "wave": Buffer(wave)}
+    buffers |= {**_grouped(picks, experts), "x": Buffer(inputs_of(gate, x))}
+    buffers |= {"status": Buffer(nothing_latched())}
+    buffers["inner"] = floats if down in FLOATS else records
+    args = {n: Ref(n) for n in ("wave", "starts", "order", "x", "inner", "status")}
+    numbers = {"experts": len(wave), "top_k": top_k, "rows": rows, "columns": columns}
+    strides = {"gate_stride": gates.shape[1], "up_stride": ups.shape[1]}
+    return Case(
+        f"prompt_gate_up {tokens} tokens, {rows} x {columns}",
+        KernelKey("prompt_gate_up", types),
+        buffers,
+        {**args, **numbers, **strides, "spread": spread, "op": 4},
+        {"inner": same, "status": same, "wave": lambda a: a[:0]},
+        links,
+    )
 
 
 def prompt_down_cases(type_name: str) -> Iterator[Case]:
     rng = np.random.default_rng(600 + TYPES[type_name].ggml)
-    top_k, experts, rows = 3, 6, 40
     for tokens, columns in zip((3, 20, 37), narrow_columns(type_name), strict=True):
-        picks = _picks(tokens, top_k, experts, rng)
-        data = stored_rows(type_name, experts * rows, columns, rng)
-        wave, links = _wave((0, 5, 1), {"down": ("matrix", rows * data.shape[1])})
-        x = activations(picks.size, columns, rng)
-        pitch = inner_bytes(columns)
-        floats = np.zeros((picks.size, pitch // 4), np.float32)
-        floats[:, :columns] = x
-        quantised = type_name not in FLOATS
-        buffers = {
-            "wave": Buffer(wave),
-            **_grouped(picks, experts),
-            "inner": Buffer(inputs_of(type_name, x), pitch=pitch) if quantised else Buffer(floats),
-            "out": Buffer(np.zeros((picks.size, rows), np.float32)),
-        }
-        args = {n: Ref(n) for n in buffers}
-        buffers["matrix"] = Buffer(data)
-        numbers = {"experts": len(wave), "rows": rows, "columns": columns, "spread": 1}
-        yield Case(
-            f"prompt_down {tokens} tokens, {rows} x {columns}",
-            KernelKey("prompt_down", (type_name,)),
-            buffers,
-            {**args, **numbers, "stride": data.shape[1]},
-            {"out": same, "wave": lambda a: a[:0]},
-            links,
-        )
+        picks = _picks(tokens, 3, 6, rng)
+        yield _down_case(type_name, picks, (0, 5, 1), (40, columns, 1), rng)
+
+
+def _down_case(
+    type_name: str,
+    picks: np.ndarray,
+    asked: tuple[int, ...],
+    shape: tuple[int, int, int],
+    rng: np.random.Generator,
+) -> Case:
+    """`asked` are the experts of the wave; `shape`: rows, columns, spread."""
+    (rows, columns, spread), experts = shape, 7
+    data = stored_rows(type_name, experts * rows, columns, rng)
+    wave, links = _wave(asked, {"down": ("matrix", rows * data.shape[1])})
+    x = activations(picks.size, columns, rng)
+    pitch = inner_bytes(columns)
+    floats = np.zeros((picks.size, pitch // 4), np.float32)
+    floats[:, :columns] = x
+    quantised = type_name not in FLOATS
+    buffers = {
+        "wave": Buffer(wave),
+        **_grouped(picks, experts),
+        "inner": Buffer(inputs_of(type_name, x), pitch=pitch) if quantised else Buffer(floats),
+        "out": Buffer(np.zeros((picks.size, rows), np.float32)),
+    }
+    args = {n: Ref(n) for n in buffers}
+    buffers["matrix"] = Buffer(data)
+    numbers = {"experts": len(wave), "rows": rows, "columns": columns, "spread": spread}
+    return Case(
+        f"prompt_down {len(picks)} tokens, {rows} x {columns}",
+        KernelKey("prompt_down", (type_name,)),
+        buffers,
+        {**args, **numbers, "stride": data.shape[1]},
+        {"out": same, "wave": lambda a: a[:0]},
+        links,
+    )
+
+
+def prompt_ragged_cases(type_name: str) -> Iterator[Case]:
+    """Experts with numbers of tokens around the sizes of tiles, in one wave."""
+    rng = np.random.default_rng(700 + TYPES[type_name].ggml)
+    picks, columns = _ragged_picks(rng), narrow_columns(type_name)[1]
+    asked = tuple(rng.permutation(len(RAGGED)).tolist())
+    yield _gate_up_case((type_name,) * 3, picks, asked, (32, columns, 2), rng)
+    yield _down_case(type_name, picks, asked, (40, columns, 2), rng)
 
 
 def grouping_cases() -> Iterator[Case]:
@@ -215,16 +284,40 @@ def grouping_cases() -> Iterator[Case]:
         yield Case(label, KernelKey("prompt_combine"), buffers, args, {"x": same})
 
 
+def on_matrix_units(cases: Iterator[Case]) -> Iterator[Case]:
+    """The cases among them that a kernel for matrix units takes, with that kernel."""
+    for case in cases:
+        found = ON_MATRIX_UNITS.get(case.key.name)
+        if found is not None and case.key.parameters[0] not in FLOATS:
+            key = KernelKey(found[0], case.key.parameters)
+            yield evolve(case, key=key, label=case.label.replace(case.key.name, found[0]))
+
+
 def prompt_cases() -> Iterator[Case]:
     """Every type in every kernel, and mixtures of types in experts."""
     yield from grouping_cases()
-    for name in TYPES:
-        yield from prompt_linear_cases(name)
-        yield from prompt_down_cases(name)
-        yield from prompt_expert_cases(name, name, name)
-    for mix in MIXES:
-        yield from prompt_expert_cases(*mix)
+    products = list(prompt_product_cases())
+    yield from products
+    yield from on_matrix_units(products)
     for kv in ("fp32", "fp16", "int8"):
         for head_dim in HEAD_DIMS:
             if kv != "int8" or head_dim % 32 == 0:
                 yield from prompt_attention_cases(kv, head_dim)
+
+
+def prompt_cases_of(type_name: str) -> Iterator[Case]:
+    """A type in every kernel that multiplies."""
+    yield from prompt_linear_cases(type_name)
+    yield from prompt_down_cases(type_name)
+    yield from prompt_expert_cases(type_name, type_name, type_name)
+    yield from prompt_ragged_cases(type_name)
+    if type_name in QUANTISED:
+        yield from prompt_extreme_cases(type_name)
+
+
+def prompt_product_cases() -> Iterator[Case]:
+    """Every type, and mixtures of types in experts."""
+    for name in TYPES:
+        yield from prompt_cases_of(name)
+    for mix in MIXES:
+        yield from prompt_expert_cases(*mix)

@@ -19,6 +19,7 @@ from compile_table import SKIPPED, Row, compact
 from compilers import Needs, Toolchain, kept, needs_of
 
 from strata_core.kernels.code_cache import CodeCache
+from strata_core.kernels.device.prompt_table import MATRIX_NAMES
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
@@ -31,10 +32,11 @@ RUNS = {
 }
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("compiler", RUNS)
 def test_a_sample_of_the_kernels_compiles(compiler, record_property):
     command = [sys.executable, str(SCRIPT), compiler, *RUNS[compiler], "--sample"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode == SKIPPED:
         record_property("compiled", f"{compiler}: {done.stdout.strip()}")
         pytest.skip(done.stdout.strip())
@@ -42,7 +44,7 @@ def test_a_sample_of_the_kernels_compiles(compiler, record_property):
     print(done.stdout)
     record_property("compiled", counted[0] if counted else f"{compiler}: none")
     assert done.returncode == 0, done.stdout + done.stderr
-    total = len(DEVICE_KERNELS)
+    total = len(DEVICE_KERNELS) - (0 if compiler == "nvrtc" else len(MATRIX_NAMES))
     assert counted == [f"{compiler}: {total} of {total} compiled, 0 spill"]
 
 

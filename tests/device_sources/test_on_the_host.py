@@ -19,14 +19,17 @@ from buffer_cases import buffer_cases
 from fused_cases import fused_cases
 from host_build import HostBuild, host_compiler
 from kernel_bench import RECORD, Bench, Buffer, difference, pack_planes, unpack_planes
-from kernel_inputs import activations, records_of
+from kernel_inputs import QUANTISED, activations, records_of
 from late import LATE, is_late, run_late
 from prompt_cases import (
     grouping_cases,
+    on_matrix_units,
     prompt_attention_cases,
     prompt_down_cases,
     prompt_expert_cases,
+    prompt_extreme_cases,
     prompt_linear_cases,
+    prompt_ragged_cases,
 )
 from weight_cases import down_cases, embed_cases, expert_cases, linear_cases
 
@@ -65,14 +68,25 @@ def selected():
     yield from merge_cases(80)
     yield from fused_cases(every=False)
     yield from grouping_cases()
-    for name in ("Q4_K", "Q6_K", "MXFP4", "F16"):
-        yield from list(prompt_linear_cases(name))[-1:]
-        yield from list(prompt_down_cases(name))[1:2]
-        yield from list(prompt_expert_cases(name, name, name))[1:]
+    products = list(products_of_prompts())
+    yield from products
+    yield from on_matrix_units(products)
     for kv, head_dim in (("fp32", 16), ("int8", 32), ("fp16", 264)):
         yield from list(prompt_attention_cases(kv, head_dim))[1:3]
     for kv, head_dim in (("fp16", 128), ("int8", 64), ("fp32", 80)):
         yield from list(prompt_attention_cases(kv, head_dim))[4:]
+
+
+def products_of_prompts():
+    for name in ("Q4_K", "Q6_K", "MXFP4", "F16"):
+        yield from list(prompt_linear_cases(name))[-1:]
+        yield from list(prompt_down_cases(name))[1:2]
+        yield from list(prompt_expert_cases(name, name, name))[1:]
+    for name in ("Q4_0", "Q5_1", "Q8_0"):
+        yield from list(prompt_down_cases(name))[:1]
+    for name in QUANTISED:
+        yield from prompt_extreme_cases(name)
+    yield from prompt_ragged_cases("Q5_K")
 
 
 CASES = list(selected())
@@ -106,7 +120,7 @@ def emulated(built):
     runtime.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.label} {case.key.parameters}")
 def test_bits_are_the_cpus(expected, emulated, case):
     assert difference(expected.run(case), emulated.run(case)) == ""

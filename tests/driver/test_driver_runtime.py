@@ -20,7 +20,7 @@ from strata_core.kernels.device.driver import DriverCalls, obtain_code
 from strata_core.kernels.device.driver_runtime import DriverRuntime
 from strata_core.kernels.device.sources import source_of
 from strata_core.kernels.device.table import make_launch
-from strata_core.runtime import KernelKey
+from strata_core.runtime import KernelKey, WaitClock
 from strata_core.testing.conformance.runtime import RuntimeSuite
 from strata_core.testing.conformance.runtime_base import PAGE, pages
 
@@ -56,6 +56,7 @@ def live(runtime: DriverRuntime) -> None:
     for device in (0, 1):
         runtime.open_context(device)
         runtime.load(device, [ADD, KernelKey("signal"), ADD])
+        assert runtime.wait_clock(device) == WaitClock(1e8 * (device + 1))
     stream, event = runtime.create_stream(0), runtime.create_event(1)
     kept, block, host = runtime.alloc(1, 300), runtime.alloc(0, PAGE), runtime.host_alloc(PAGE)
     assert kept

@@ -129,7 +129,7 @@ def test_what_devices_hold_is_not_kept_twice(bench, checkpoint) -> None:
     source = sliced_pinned.build(context(checkpoint, b.allocator, excluded=excluded))
     where = check(checkpoint, source, b.runtime)
     assert {expert for expert, place in where.items() if place == "file"} == excluded
-    assert len(b.runtime.registered) == LAYERS + 1, "the first is for what prompts borrow"
+    assert len(b.runtime.registered) == LAYERS + 1, "the last is for what prompts borrow"
     empty = source._arena.places._free
     assert len(empty) == lendable(len(excluded), EXPERTS * LAYERS, LAYERS) > 0
     source.close()

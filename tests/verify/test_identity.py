@@ -196,6 +196,24 @@ def test_a_way_that_did_not_do_what_it_is_about_is_idle(model: Path) -> None:
         assert document["about"] == [str(each) for each in row.way.about]
 
 
+def test_rounds_of_either_mode_are_equal(model: Path) -> None:
+    settings = resolve({"backend": "sim", "sim_vram": 0.05}, {})
+    found = subject(model, model, settings)
+    found = evolve(found, prompts=found.prompts[:1])
+    table = [
+        way
+        for way in ways(found.facts, devices=found.devices)
+        if way.place.endswith((" rounds, arena", ", stepped rounds", ", doorbell rounds"))
+    ]
+    assert [way.options["dispatch"] for way in table] == ["stepped", "doorbell", "doorbell"]
+    mapped = {**table[1].options, "source": "mmap"}
+    table.append(evolve(table[1], place="mmap, doorbell rounds", options=mapped))
+    rows = prove(found, table)[1]
+    assert [row.verdict for row in rows] == ["equal", "equal", "equal", "idle"]
+    assert "rounds were stepped: rounds may have to read experts from a file" in rows[3].note
+    assert len({row.logits for row in rows}) == 1
+
+
 SIM = ("--backend", "sim", "--sim-vram", "0.05", "--expert-cache", "16", "--pcie-frac", "0")
 
 

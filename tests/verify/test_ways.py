@@ -126,6 +126,8 @@ def test_ways_that_are_about_something_say_so() -> None:
         "helped": "lane helper",
         "2 helpers": "lane helper",
         "reads verified": "reads compared",
+        "stepped rounds": "stepped rounds",
+        "doorbell rounds": "doorbell rounds",
     }
     found = ways(MODEL, devices=(0, 1, 2))
     for word, text in expected.items():
@@ -172,6 +174,13 @@ PATHS = About(paths=("sliced",))
 def test_what_a_run_did_not_do(
     about: About, counters: Any, actual: Actual, reads: Any, missed: str
 ) -> None:
-    said = about.missed(counters, actual, reads)
+    said = about.missed(counters, actual, reads, {})
     assert missed in said
     assert bool(said) == bool(missed)
+
+
+@pytest.mark.parametrize("mode", ["stepped", "doorbell", "device"])
+def test_rounds_of_another_mode_prove_nothing(mode: str) -> None:
+    lanes = {"dispatch": {"mode": mode, "because": "of a test"}}
+    said = About(dispatch="doorbell").missed({}, Actual(), {}, lanes)
+    assert said == ("" if mode == "doorbell" else f"rounds were {mode}: of a test")

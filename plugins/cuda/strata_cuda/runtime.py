@@ -44,8 +44,14 @@ NOT_READY = 600
 PLAIN_SHARED = 48 << 10
 """Bytes of dynamic shared memory that a kernel may have without being told so."""
 
+TIMER = 1e9
+"""%globaltimer counts nanoseconds."""
+
 ARGS_END = 0
 """CU_LAUNCH_PARAM_END, the mark that closes `extra` of cuLaunchKernel."""
+
+MATRIX_FROM = 75
+"""Compute capability, times ten, from which on devices multiply matrices of bytes."""
 
 MOST_COMPILERS = 8
 """Kernels that are compiled at once."""
@@ -71,6 +77,7 @@ def calls_of(binding: Binding) -> DriverCalls:
         describe=driver.describe,
         take_error=driver.take_error,
         graph_launcher=driver.graph_launcher,
+        ticks=lambda _verb, _device: TIMER,
         set_device=call("setDevice"),
         open_context=call("free", 0),
         wait_for_device=call("deviceSynchronize"),
@@ -175,6 +182,7 @@ class _Driver:
             units=int(facts["multiProcessorCount"]),
             warp=int(facts["warpSize"]),
             shared=int(facts["sharedMemPerBlockOptin"]),
+            matrix=10 * facts["major"] + facts["minor"] >= MATRIX_FROM,
         )
 
     def alias(self, verb: str, address: int) -> int | None:

@@ -41,7 +41,7 @@ class FakeCuda:
         self.times = {}
         self.recording, self.graphs = {}, {}
         self.options = []
-        self.major, self.early = 9, 0
+        self.major, self.minor, self.early = 9, 0, 0
         self._launcher = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
             lambda graph, stream: self._replay(graph)
         )
@@ -91,7 +91,7 @@ class FakeCuda:
         return {
             "name": b"Fake\0\0",
             "major": self.major,
-            "minor": 0,
+            "minor": self.minor,
             "totalGlobalMem": self.memory,
             "multiProcessorCount": 132,
             "warpSize": 32,

@@ -16,7 +16,7 @@ from fake_cuda import GIB, FakeCuda
 from strata_core.errors import DeviceError, Refused
 from strata_core.kernels.code_cache import CodeCache
 from strata_core.kernels.device.table import make_launch
-from strata_core.runtime import KernelKey, Launch
+from strata_core.runtime import KernelKey, Launch, WaitClock
 from strata_core.testing.conformance.runtime import RuntimeSuite
 from strata_core.testing.conformance.runtime_base import PAGE, pages
 from strata_cuda import binding as cuda_binding
@@ -84,6 +84,12 @@ CALLS = {
 ELSEWHERE = {"eventQuery", "check_status", "cuLaunchKernel", "pointerGetAttributes",
              "deviceSynchronize", "moduleUnload"}  # fmt: skip
 """What tests of their own make fail: answers of another form, and what stops nothing."""
+
+
+def test_kernels_count_nanoseconds(runtime):
+    assert runtime.wait_clock(0) == WaitClock(1e9)
+    with pytest.raises(DeviceError, match="no context"):
+        runtime.wait_clock(1)
 
 
 def elapsed(runtime):
@@ -217,6 +223,14 @@ def test_early_launches_where_the_device_can(cuda, major, early):
     runtime.launch(evolve(launch, early=True), stream)
     assert cuda.early == early
     assert runtime.devices()[0].shared == 227 << 10
+    runtime.close()
+
+
+@pytest.mark.parametrize(("major", "matrix"), [(6, False), (7, True), (9, True), (12, True)])
+def test_matrix_units_where_the_device_has_them(cuda, major, matrix):
+    cuda.major, cuda.minor = major, 5
+    runtime = CudaRuntime(cuda.binding())
+    assert runtime.devices()[0].matrix is matrix
     runtime.close()
 
 

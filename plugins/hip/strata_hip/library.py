@@ -10,6 +10,7 @@ from strata_core.errors import DeviceError
 from strata_hip.binding import MATCHING, Binding
 
 NEEDED = (
+    "hipDeviceGetAttribute",
     "hipDeviceSynchronize",
     "hipEventCreateWithFlags",
     "hipEventDestroy",

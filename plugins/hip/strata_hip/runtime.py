@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from strata_core.errors import DeviceError
 from strata_core.kernels.device.driver import ArgumentBlock, DriverCalls
 from strata_core.kernels.device.driver_runtime import DriverRuntime
 from strata_core.runtime import Device, Launch
@@ -51,6 +52,7 @@ def calls_of(binding: Binding) -> DriverCalls:
         describe=lambda: describe_all(binding),
         take_error=driver.take_error,
         graph_launcher=driver.graph_launcher,
+        ticks=driver.ticks,
         set_device=call("hipSetDevice"),
         open_context=call("hipFree", None),
         wait_for_device=call("hipDeviceSynchronize"),
@@ -109,6 +111,20 @@ class _Driver:
         if int(status) in (0, NOT_READY):
             return None
         return f"{getattr(status, 'name', status)} ({int(status)})"
+
+    def ticks(self, verb: str, device: int) -> float:
+        """The rate of what `wall_clock64` counts; an older runtime or binding does not tell it."""
+        kinds = getattr(self._hip, "hipDeviceAttribute_t", None)
+        kind = getattr(kinds, "hipDeviceAttributeWallClockRate", None)
+        if kind is None:
+            return 0.0
+        try:
+            return 1e3 * int(
+                self._binding.call(verb, self._hip.hipDeviceGetAttribute, kind, device)
+            )
+        except DeviceError:
+            self.take_error()
+            return 0.0
 
     def alias(self, verb: str, address: int) -> int | None:
         return int(self._binding.call(verb, self._hip.hipHostGetDevicePointer, address, 0)) or None

@@ -11,7 +11,7 @@ import enum
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 SOURCE = Path(__file__).with_name("stub_hip.c")
 KINDS = (
@@ -147,6 +147,7 @@ FUNCTIONS = {
     "hipDeviceSynchronize": ((), ()),
     "hipGetLastError": ((), ()),
     "hipMemGetInfo": ((N, N), ()),
+    "hipDeviceGetAttribute": ((D,), (D, D)),
     "hipMalloc": ((P,), (N,)),
     "hipFree": ((), (P,)),
     "hipHostMalloc": ((P,), (N, U)),
@@ -198,6 +199,7 @@ def stand_in(rocm: Path) -> tuple[ModuleType, ModuleType]:
                 setattr(module, function, _function(rocm, function, outs, ins, status))
         made.append(module)
     made[0].hipDeviceProp_t = hipDeviceProp_t
+    made[0].hipDeviceAttribute_t = SimpleNamespace(hipDeviceAttributeWallClockRate=10017)
     made[0].hipMemcpyKind = made[0].hipStreamCaptureMode = int
     return made[0], made[1]
 

@@ -123,6 +123,7 @@ def test_the_library_over_another_vendors_driver_lacks_nothing(tmp_path):
 def test_every_function_that_is_called_is_looked_for():
     """Names in the sources of what calls; a type of the binding is none of the library's."""
     types = {"hipDeviceProp_t", "hipMemcpyKind", "hipStreamCaptureMode"}
+    types |= {"hipDeviceAttribute_t", "hipDeviceAttributeWallClockRate"}
     folder = Path(library.__file__).parent
     text = "".join((folder / f"{name}.py").read_text() for name in ("runtime", "compiler"))
     called = set(re.findall(r"""(?:\.|(?<!")")(hip[A-Z]\w+)""", text)) - types

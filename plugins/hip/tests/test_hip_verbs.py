@@ -21,7 +21,7 @@ from strata_core.interfaces import BackendContext
 from strata_core.kernels.code_cache import CodeCache
 from strata_core.kernels.device.options import used_devices
 from strata_core.kernels.device.table import make_launch
-from strata_core.runtime import KernelKey, Launch
+from strata_core.runtime import KernelKey, Launch, WaitClock
 from strata_core.testing.conformance.runtime import RuntimeSuite
 from strata_core.testing.conformance.runtime_base import PAGE, pages
 from strata_hip import plugin
@@ -162,8 +162,21 @@ CALLS = {
 
 QUIET = {
     "hipGetLastError", "hipHostGetDevicePointer", "hipDeviceSynchronize", "hipModuleUnload",
+    "hipDeviceGetAttribute",
 }  # fmt: skip
-"""Whose failure stops nothing: asking for an error or an alias, and what `close` alone does."""
+"""Whose failure stops nothing: asking for an error, an alias, a clock; what `close` alone does."""
+
+
+def test_the_kernels_clock(control, runtime, monkeypatch):
+    assert runtime.wait_clock(0) == WaitClock(1e8)
+    kinds = runtime.bound.hip.hipDeviceAttribute_t
+    monkeypatch.setattr(kinds, "hipDeviceAttributeWallClockRate", 3)
+    unknown = runtime.wait_clock(0)
+    assert unknown.ticks == 0
+    assert "does not tell" in unknown.why_not
+    assert runtime.take_error() is None
+    monkeypatch.delattr(runtime.bound.hip, "hipDeviceAttribute_t")
+    assert runtime.wait_clock(0) == unknown
 
 
 def elapsed(runtime):

@@ -1,8 +1,9 @@
 """Steps by which a round hands work to a device and takes it back, without the interpreter.
 
 `launch` calls a driver's function by its address; `wait` looks at a word in page-locked memory
-until the device has written the awaited number there, bounded by a clock. The first failure is
-latched in a cell, and the later steps of the round fall through.
+until the device has written the awaited number there, bounded by a clock; `answer` writes the
+number into a word that the device waits for. The first failure is latched in a cell, and the later
+steps of the round fall through; nothing falls to the CPU any more then.
 """
 
 from __future__ import annotations
@@ -28,8 +29,15 @@ to become; `bound`: ticks of the clock to wait at most; `clock`, `clock_id`: see
 `clock.Clock`;
 `give_way`: address of the system's function that gives the processor away, or 0."""
 
-TALLY_ARGS = ("picks", "entries", "out")
-"""`picks`: int32 by entry; `entries`: address of their number; `out`: address of an int64."""
+ANSWER_ARGS = ("word", "number", "failure")
+"""`word`: address of the int64 that the device waits for; `number`: address of what it becomes."""
+
+STAMP_ARGS = ("out", "clock", "clock_id")
+"""`out`: address of an int64; `clock`, `clock_id`: see `clock.Clock`."""
+
+TALLY_ARGS = ("picks", "entries", "out", "failure")
+"""`picks`: int32 by entry; `entries`: address of their number; `out`: address of an int64 [2]: how
+many are found, and 1 if any is, else 0."""
 
 LOOKS = 256
 """Looks at a word between two looks at the clock."""
@@ -69,13 +77,35 @@ def emit_wait(module: ir.Module, target: Target) -> None:
 
 
 def emit_tally(module: ir.Module) -> None:
-    """`tally`: one unit, which counts the picks that are not negative."""
+    """`tally`: one unit, which counts the picks that are not negative; none after a failure.
+
+    The device may still be writing picks then.
+    """
     with step(module, "tally", TALLY_ARGS) as (e, a, begin, end), e.when(begin < end):
         found = e.var(I64, 0)
-        with e.loop(0, e.load(I64, a.entries, align=8)) as i:
+        fine = e.load(I64, a.failure, align=8).compare("==", NO_FAILURE)
+        entries = e.select(fine, e.load(I64, a.entries, align=8), e.i64(0))
+        with e.loop(0, entries) as i:
             mine = e.load(I32, a.picks + i * 4) >= 0
             found.set(found.get() + mine.zext(I64))
         e.store(found.get(), a.out, align=8)
+        e.store((found.get() > 0).zext(I64), a.out, 8, align=8)
+
+
+def emit_stamp(module: ir.Module, target: Target) -> None:
+    """`stamp`: one unit, which writes down what the clock says."""
+    with step(module, "stamp", STAMP_ARGS) as (e, a, begin, end), e.when(begin < end):
+        e.store(emit_now(e, target, a.clock, a.clock_id), a.out, align=8)
+
+
+def emit_answer(module: ir.Module) -> None:
+    """`answer`: one unit; what was written before is there for who sees the number."""
+    with step(module, "answer", ANSWER_ARGS) as (e, a, begin, end), e.when(begin < end):
+        fine = e.load(I64, a.failure, align=8).compare("==", NO_FAILURE)
+        with e.when(fine):
+            number = e.load(I64, a.number, align=8)
+            word = e.b.inttoptr(a.word.raw, I64.as_pointer())
+            e.b.store_atomic(number.raw, word, "release", 8)
 
 
 def _fail(e: Emit, cell: V, code: int, label: V) -> None:

@@ -38,6 +38,8 @@ def _shared(module: ir.Module, target: Target, largest: int) -> None:
     hand_over.emit_launch(module)
     hand_over.emit_wait(module, target)
     hand_over.emit_tally(module)
+    hand_over.emit_answer(module)
+    hand_over.emit_stamp(module, target)
     mailbox.emit_ask(module)
     page_steps.emit_advise(module)
     mailbox.emit_take(module, target)
@@ -70,6 +72,8 @@ SHARED = frozenset(
         "launch",
         "wait",
         "tally",
+        "answer",
+        "stamp",
         "ask",
         "take",
         "advise",

@@ -60,6 +60,8 @@ class Serving:
         self._source, self._layers = source, layers
         self.asks = not isinstance(source, StableSource)
         self.hints = source.page_hints if isinstance(source, PagedSource) else None
+        # asked once: a look at a protocol takes as long as all else that is done for a round
+        self._partly = source if isinstance(source, PartlyStableSource) else None
         self.box = aligned_words(MAILBOX_WORDS)
         self.send = write_function()
         self._counts = {"experts": 0, "bytes": 0, "requests": 0, "answer_us": 0}
@@ -124,8 +126,8 @@ class Serving:
 
     def refresh(self) -> None:
         """Read the published addresses again, where they have changed since."""
-        source = self._source
-        if not isinstance(source, PartlyStableSource):
+        source = self._partly
+        if source is None:
             return
         if source.stable_version == self._version:
             return

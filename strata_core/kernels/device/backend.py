@@ -31,10 +31,12 @@ from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.device.adapting import Adaptation, DeviceTable
 from strata_core.kernels.device.cells import Cells
+from strata_core.kernels.device.correcting import Correction
+from strata_core.kernels.device.dispatch import BOUND, Dispatcher
 from strata_core.kernels.device.executor import PATIENCE, DeviceExecutor
 from strata_core.kernels.device.host_lane import HostLane
 from strata_core.kernels.device.layout import MOST_TOKENS
-from strata_core.kernels.device.measure import cpu_lane, link_lane, samples
+from strata_core.kernels.device.measure import CpuTrials, lanes_together, samples
 from strata_core.kernels.device.options import DeviceOptions, read_options
 from strata_core.kernels.device.placement import Order, Placement
 from strata_core.kernels.device.rounds import Hand, Maker
@@ -43,7 +45,7 @@ from strata_core.kernels.device.self_test import check_host_lane
 from strata_core.kernels.device.split import Split, by_lanes, by_share
 from strata_core.kernels.program import Program
 from strata_core.memory.ledger import Ledger, vram
-from strata_core.runtime import Runtime
+from strata_core.runtime import Runtime, StatesLink
 
 _log = logging.getLogger("strata.device")
 
@@ -71,8 +73,9 @@ class DeviceBackend:
     """Core's backend over any runtime. A plugin's `build` returns it.
 
     `capabilities` are those of the plugin's kernels, `most_tokens` their largest window, `patience`
-    the most seconds that the host waits for a device. `library` are the host's compiled steps,
-    where the caller has some already. It owns the runtime: `close` closes it.
+    the most seconds that the host waits for a device, `bound` those that a device waits for the
+    host's part of a layer, unless rounds were seen to take longer. `library` are the host's
+    compiled steps, where the caller has some already. It owns the runtime: `close` closes it.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class DeviceBackend:
         capabilities: Capabilities = CPU,
         most_tokens: int = MOST_TOKENS,
         patience: float = PATIENCE,
+        bound: float = BOUND,
         library: Library | None = None,
     ) -> None:
         self.runtime = runtime
@@ -92,8 +96,8 @@ class DeviceBackend:
         if self.options.budget is not None:
             self.ledger.limit(vram(self.options.device), self.options.budget)
         self._capabilities = capabilities
-        self._tokens, self._patience = most_tokens, patience
-        self._degrade = context.degrade
+        self._tokens, self._patience, self._bound = most_tokens, patience, bound
+        self._degrade, self._machine = context.degrade, context.machine
         compiler = library.compiler if library else compiler_of(context)
         self._library = library or Library(compiler)
         # one core is left to the thread of the driver
@@ -223,6 +227,7 @@ class DeviceBackend:
             split = self._split(placement, cells, host)
             placement.put_split(split.table)
             adaptation = self._adaptation(placement, experts, source, cells, host)
+            dispatcher = self._dispatcher(placement.device, source, cells)
             maker = Maker(
                 self.runtime,
                 placement.device,
@@ -234,6 +239,7 @@ class DeviceBackend:
                 host,
                 hand,
                 split,
+                dispatcher.ticks,
             )
             return DeviceExecutor(
                 maker,
@@ -243,7 +249,9 @@ class DeviceBackend:
                 self._library,
                 self._pool,
                 lambda: self._drop(placement),
+                dispatcher,
                 adaptation,
+                self._correction(placement, host, hand, split),
             )
         except BaseException:
             if adaptation is not None:
@@ -251,6 +259,29 @@ class DeviceBackend:
                     adaptation.close()
             host.close()
             raise
+
+    def _correction(
+        self, placement: Placement, host: HostLane, hand: Hand, split: Split
+    ) -> Correction | None:
+        """What corrects a split that was measured; a simulated link has no time to go by."""
+        if split.cpu is None or isinstance(self.runtime, StatesLink):
+            return None
+        layouts = [placement.model.layouts[layer].nbytes for layer in placement.model.routed]
+        nbytes = sum(layouts) / len(layouts)
+        top_k = placement.model.shape.top_k
+        return Correction(host.stamps, host.counts, hand.ticks, nbytes, top_k)
+
+    def _dispatcher(self, device: int, source: Source, cells: Cells) -> Dispatcher:
+        return Dispatcher.of(
+            self._machine,
+            self.runtime,
+            device,
+            source,
+            cells.away(),
+            self.options.dispatch,
+            self._bound,
+            self._degrade,
+        )
 
     def _adaptation(
         self,
@@ -308,19 +339,20 @@ class DeviceBackend:
             return Split(table=by_share(shape.entries, asked), asked=asked)
         none = Split(table=by_share(shape.entries, 0.0), asked=asked)
         host.serving.refresh()
-        over = samples(cells, host, shape.top_k)
+        over = samples(cells, host)
         if not over:
             return none
-        link = link_lane(
-            self.runtime, placement.held, placement.device, placement.stream, host, over
+        trials = CpuTrials(host, self._pool, over, shape.top_k)
+        found = lanes_together(
+            self.runtime, placement.held, placement.device, placement.stream, trials
         )
-        if link is None:
+        if found is None:
             self._degrade(_UNMEASURED)
             return none
-        cpu = cpu_lane(host, self._pool, over)
-        table = by_lanes(shape.entries, over[0].layout.nbytes, link, cpu)
+        link, cpu = found.link, found.cpu
+        table = by_lanes(shape.entries, int(trials.nbytes), link, cpu)
         _log.info(
-            "the link moves %.1f GB/s, the CPU computes %.1f GB/s: of 1 to %d misses of a layer "
+            "the link moves %.1f GB/s beside the CPU's %.1f GB/s: of 1 to %d misses of a layer "
             "%s go over the link",
             link.rate / 1e9,
             cpu.rate / 1e9,

@@ -5,7 +5,7 @@ It changes between rounds only; `version` counts its changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from attrs import define, field
@@ -81,6 +81,13 @@ class Cells:
     def link(self, expert: Expert, parts: tuple[int, int, int] | None) -> None:
         """The device finds the expert at these addresses over the link; None: it does not."""
         self.layers[expert.layer]["alias"][expert.index] = parts or 0
+
+    def away(self) -> Iterator[Expert]:
+        """Experts that no device holds."""
+        for layer, table in self.layers.items():
+            here = (table["slot"][:, 0] != 0) | (table["helper"] != 0)
+            for index in np.flatnonzero(~here).tolist():
+                yield Expert(layer, index)
 
     def cannot_link(self) -> bool:
         """Whether there are experts in no slot and with no helper, and not one has an alias."""

@@ -47,6 +47,9 @@ class DriverCalls:
     graph_launcher: Callable[[], int]
     """Address of the C function that `Runtime.graph_launcher` is."""
 
+    ticks: Callable[[str, int], float]
+    """Ticks in a second of the clock that kernels read on a device; 0: not known."""
+
     set_device: Callable[[str, int], object]
     open_context: Callable[[str], object]
     """Something small that opens the context of the device here."""

@@ -17,7 +17,7 @@ from attrs import frozen
 from strata_core.errors import REPORT, DeviceError
 from strata_core.kernels.device.driver import Compiled, DriverCalls, Obtain
 from strata_core.memory.page_locked import Locked, PageLocked
-from strata_core.runtime import Device, DeviceMemory, KernelKey, Launch
+from strata_core.runtime import Device, DeviceMemory, KernelKey, Launch, WaitClock
 
 
 @frozen
@@ -103,6 +103,13 @@ class DriverRuntime:
         self._enter(device, verb)
         free, total = self._calls.memory(verb)
         return DeviceMemory(int(free), int(total))
+
+    def wait_clock(self, device: int) -> WaitClock:
+        """The clock of a device's kernels; without one of a known rate they must not wait."""
+        verb = f"ask for the clock of {self._named(device)}"
+        self._enter(device, verb)
+        ticks = self._calls.ticks(verb, device)
+        return WaitClock(ticks, "" if ticks else "the driver does not tell how fast its clock runs")
 
     def take_error(self) -> str | None:
         """This thread's pending error.

@@ -14,6 +14,17 @@ _SIZE: dict[Kind, int] = {"ptr": 8, "i32": 4, "i64": 8, "f32": 4}
 
 Values = Mapping[str, int | float]
 
+WAIT_ARGS: dict[str, Kind] = {
+    "answer": "ptr",
+    "round": "ptr",
+    "late": "ptr",
+    "bound": "i64",
+    "layer": "i32",
+}
+"""Arguments of a kernel that may wait for the host: the host's word (0: it does not wait), which is
+to become the number at `round`; where the first wait of a round that took more than `bound` ticks
+of the device's clock latches its `layer`, by its place among the routed ones."""
+
 
 @frozen
 class Geometry:

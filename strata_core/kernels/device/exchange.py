@@ -3,8 +3,10 @@
 The host writes a *frame* before a round: the round's number, ids, positions, places, wanted rows,
 the lines of the rope tables. The device writes the *mail* of a layer (activations, picks, lanes),
 the words that announce it, and at the end what the lanes served so far, the status and the logits.
-The CPU and helpers write the rows of their lanes. Nothing is reset between rounds: words hold the
-number of the round.
+The CPU and helpers write the rows of their lanes, and the CPU the answers that a device waits for
+where a round is one graph. Nothing is reset between rounds: words and answers hold the number of
+the round. Every routed layer has picks and lanes of its own, which the device writes once a round:
+who reads them late reads nothing half written.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from strata_core.runtime import Runtime
 
 LINE = 64
 MOST_HELPERS = 3
+_LAST = (1 << 63) - 1
 
 FRAME = ("round", "ids", "positions", "logits_rows", "places", "cos", "sin")
 """Parts of a frame, in order."""
@@ -65,6 +68,11 @@ class Shape:
         return self.tokens * self.top_k
 
 
+def next_number(number: int) -> int:
+    """The number of the round after one; 0 is none's, as memory holds it before the first."""
+    return number + 1 if number < _LAST else 1
+
+
 def frame_regions(shape: Shape) -> Regions:
     """Where the parts of a frame lie, on the host and on a device alike."""
     regions = Regions()
@@ -87,11 +95,12 @@ def exchange_regions(shape: Shape) -> Regions:
     regions = Regions()
     words = shape.layers * (1 + MOST_HELPERS) + 1
     regions.add("words", LINE * words)
+    regions.add("answers", LINE * shape.layers)
     regions.add("x", 4 * shape.tokens * shape.inputs)
-    regions.add("picks", picks_of(shape, shape.layers))
-    for name in ("lanes", "host"):
-        regions.add(name, 4 * shape.entries)
+    for name in ("picks", "lanes", "host"):
+        regions.add(name, picks_of(shape, shape.layers))
     regions.add("host_rows", 4 * shape.entries * shape.outputs)
+    regions.add("share", 4 * (shape.entries + 1))
     add_counts(regions, shape)
     regions.add("result", STATUS_BYTES + 4 * shape.tokens * shape.vocabulary)
     regions.add("helper status", LINE * MOST_HELPERS)
@@ -112,7 +121,7 @@ def counts_of(layer: int) -> int:
 
 
 def picks_of(shape: Shape, layer: int) -> int:
-    """Offset in "picks" of those of the `layer`-th routed layer; each layer's stay for the host."""
+    """Offset in "picks", "lanes" and "host" of those of the `layer`-th routed layer."""
     return 4 * shape.entries * layer
 
 

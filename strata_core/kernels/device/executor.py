@@ -11,20 +11,23 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from strata_core.errors import DeviceError, EngineError, StrataError
+from strata_core.errors import EngineError
 from strata_core.interfaces import Expert, ExpertFiles, Window
-from strata_core.kernels.cpu.hand_over import NO_FAILURE, TIMED_OUT
+from strata_core.kernels.cpu.hand_over import NO_FAILURE
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.device.adapting import Adaptation
-from strata_core.kernels.device.exchange import LINE, MOST_HELPERS
+from strata_core.kernels.device.correcting import Correction
+from strata_core.kernels.device.dispatch import Dispatcher, random_tokens
+from strata_core.kernels.device.exchange import LINE, MOST_HELPERS, next_number
 from strata_core.kernels.device.kv import KvRoom, KvRooms
-from strata_core.kernels.device.layout import HIT, HOST, LANES, LINK, STATUS_BYTES
+from strata_core.kernels.device.layout import HIT, HOST, LANES, LATE, LINK, STATUS_BYTES
 from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.rounds import Maker, Round
 from strata_core.kernels.device.segments import Mode
+from strata_core.kernels.device.stopped import not_at_rest, stopped
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.held import undo_all
 
@@ -49,14 +52,17 @@ class DeviceExecutor:
         library: Library,
         pool: Pool,
         on_close: Callable[[], None],
+        dispatcher: Dispatcher,
         adaptation: Adaptation | None = None,
+        correction: Correction | None = None,
     ) -> None:
         self._maker, self._rooms, self._files = maker, rooms, experts
         self._prompts = prompts
         self._model, self._exchange = maker.model, maker.places.exchange
         self._run_step, self._pool = library.runner(), pool
         self._on_close, self._adaptation = on_close, adaptation
-        self._rounds: dict[Mode, Round] = {}
+        self._dispatcher, self._correction = dispatcher, correction
+        self._rounds: dict[tuple[Mode, bool], Round] = {}
         self._slots: dict[int, KvRoom] = {}
         self._number = 0
         self._unsettled = False
@@ -69,6 +75,7 @@ class DeviceExecutor:
         )
         self._rows: NDArray[np.float32] = rows
         self._status = words.view(np.uint32)[:1]
+        self._late = words.view(np.uint32)[LATE // 4 :][:1]
         lines = self._exchange.array("helper status", np.uint32, MOST_HELPERS, LINE // 4)
         self._helper_status = lines[:, 0]
         layers, each = len(self._model.routed), self._model.experts
@@ -139,8 +146,8 @@ class DeviceExecutor:
     def _prompt(self, window: Window) -> NDArray[np.float32]:
         self._settle()
         if self._adaptation is not None and not self._adaptation.rest():
-            raise self._not_at_rest(self._adaptation)
-        self._number += 1
+            raise not_at_rest(self._adaptation.reading(), self._maker.hand.bound)
+        self._number = next_number(self._number)
         places = [self._slots[int(s)].place for s in window.slots]
         logits = self._prompts.run(window, places, self._number)
         if self._model.routed:
@@ -169,17 +176,42 @@ class DeviceExecutor:
         runtime = self._maker.runtime
         undo_all(runtime, [partial(runtime.destroy_graph, graph) for graph in graphs])
 
-    def prepare(self, mode: Mode) -> Round:
+    def prepare(self, mode: Mode, *, doorbell: bool) -> Round:
         """The round of a mode, made at its first use."""
-        if mode not in self._rounds:
-            self._rounds[mode] = self._maker.make(mode)
-        return self._rounds[mode]
+        key = mode, doorbell
+        if key not in self._rounds:
+            bound = self._dispatcher.bound(mode.tokens) if doorbell else None
+            self._rounds[key] = self._maker.make(mode, bound)
+        return self._rounds[key]
 
     def prepare_first(self) -> None:
-        """Make the rounds of a token and of the largest window, so that kernels are compiled."""
-        self.prepare(Mode(1, 1, 1))
-        self.prepare(Mode(self._model.tokens, 0, 1))
+        """Make the rounds of a token and of the largest window, so that kernels are compiled.
+
+        Then it is decided how rounds run, by timing some where that is open.
+        """
+        first = self.prepare(Mode(1, 1, 1), doorbell=False)
+        if first.dispatch == "device":
+            self._dispatcher.stand_aside()
+        elif self._dispatcher.undecided:
+            self._time_rounds()
+        for mode in (Mode(1, 1, 1), Mode(self._model.tokens, 0, 1)):
+            self.prepare(mode, doorbell=self._dispatcher.doorbell)
         self._prompts.prepare()
+
+    def _time_rounds(self) -> None:
+        """Have the dispatcher time rounds of one token; nothing of them is counted."""
+        slot, longest = self.open_sequence(), min(SPLIT, self._model.limits.context)
+        windows = random_tokens(slot, self._model.program.vocabulary, longest)
+
+        def attempt(doorbell: bool) -> bool:
+            return self._attempt(next(windows), self.prepare(Mode(1, 1, 1), doorbell=doorbell))
+
+        try:
+            self._dispatcher.choose(attempt)
+            self._uncount()
+            self._maker.runtime.synchronize(self._maker.stream)
+        finally:
+            self.close_sequence(slot)
 
     def mode_of(self, window: Window) -> Mode:
         """The mode that a window of at most the kernels' tokens runs in.
@@ -187,7 +219,7 @@ class DeviceExecutor:
         Rows of logits are none, one or all; splits of attention are a power of two.
         """
         tokens, wanted = len(window.ids), len(window.logits_rows)
-        longest = int(window.positions.max(initial=0)) // SPLIT + 1
+        longest = max(window.positions.tolist(), default=0) // SPLIT + 1
         splits = min(1 << (longest - 1).bit_length(), self._model.splits(0))
         return Mode(tokens, wanted if wanted <= 1 else tokens, splits)
 
@@ -195,30 +227,60 @@ class DeviceExecutor:
         self._settle()
         wanted = len(window.logits_rows)
         mode = self.mode_of(window)
-        ready = self.prepare(mode)
         if mode.wanted != wanted:
             padded = np.zeros(mode.wanted, np.int32)
             padded[:wanted] = window.logits_rows
             window = evolve(window, logits_rows=padded)
-        self._number += 1
-        places = [self._slots[int(s)].place for s in window.slots]
-        self._exchange.fill_frame(self._number, window, places, self._model.program)
-        self._helper_status[:] = NOTHING_LATCHED
-        self._maker.host.begin(mode.tokens)
-        self._maker.hand.failure[:] = NO_FAILURE
-        # whatever ends the round early, the device may still be busy with it
-        self._unsettled = True
-        self._run_round(ready)
-        if self._maker.hand.failure[0] != NO_FAILURE:
-            raise self._stopped(ready)
-        self._unsettled = False
+        doorbell = self._dispatcher.doorbell
+        if not self._attempt(window, self.prepare(mode, doorbell=doorbell)):
+            late = f"layer {self._model.routed[int(self._late[0])]}"
+            self._dispatcher.timed_out(late, self._dispatcher.bound(mode.tokens))
+            # keys and values are written again before they are read
+            self._uncount()
+            self._attempt(window, self.prepare(mode, doorbell=False))
         # a copy of its own: other threads read it while the next round is under way
         self._served = self._told.copy()
         latched = self._latched()
         if latched != NOTHING_LATCHED:
             raise not_finite(self._model.program, self._files, latched)
         self._count(mode.tokens, decoding=decoding)
+        if self._correction is not None and mode.tokens == 1:
+            self._correct(self._correction)
         return self._rows[:wanted]
+
+    def _attempt(self, window: Window, ready: Round) -> bool:
+        """Run a round; False where the device waited in vain, and what it computed is rubbish."""
+        self._number = next_number(self._number)
+        places = [self._slots[int(s)].place for s in window.slots]
+        self._exchange.fill_frame(self._number, window, places, self._model.program)
+        self._helper_status[:] = NOTHING_LATCHED
+        self._maker.host.begin(len(window.ids))
+        self._maker.hand.failure[:] = NO_FAILURE
+        # whatever ends the round early, the device may still be busy with it
+        self._unsettled = True
+        self._run_round(ready)
+        if self._maker.hand.failure[0] != NO_FAILURE:
+            raise stopped(self._maker, ready.dispatch)
+        self._unsettled = False
+        return bool(self._late[0] == NOTHING_LATCHED)
+
+    def _correct(self, correction: Correction) -> None:
+        """Split misses otherwise from the next round on, where the last ones ask for it."""
+        found = correction.after(self._maker.split)
+        if found is None:
+            return
+        # the copy of the last correction was done long ago: rounds came after it
+        mirror = self._exchange.array("share", np.int32, len(found.table))
+        mirror[:] = found.table
+        target, source = self._maker.places.regions.at("share"), mirror.ctypes.data
+        self._maker.runtime.copy(target, source, mirror.nbytes, self._maker.stream)
+        self._maker.split = found
+
+    def _uncount(self) -> None:
+        """What lanes served becomes again what it was after the last round that counts."""
+        self._told[:] = self._served
+        target, source = self._maker.places.regions.at("counts"), self._told.ctypes.data
+        self._maker.runtime.copy(target, source, self._told.nbytes, self._maker.stream)
 
     def _count(self, tokens: int, *, decoding: bool) -> None:
         """A round is over: count what its routers chose, and let the cache follow a decode round.
@@ -239,53 +301,10 @@ class DeviceExecutor:
 
     # failures
 
-    def _not_at_rest(self, adaptation: Adaptation) -> StrataError:
-        """The error of a prompt whose slots others still use; the next prompt looks again."""
-        reading, bound = adaptation.reading(), f"{self._maker.hand.bound:g} s"
-        why = f"the copies did not come to an end within {bound}"
-        remedy = "try again; if it stays so, look at the system's log for errors of the device"
-        if reading is not None:
-            why = f"the source did not read {reading} within {bound}"
-            remedy = "try again; if it stays so, check the disk that the model's files are on"
-        return EngineError(
-            "experts are still on their way into the cache, whose slots a prompt needs", why, remedy
-        )
-
     def _latched(self) -> int:
         """The lowest op that met a value that is not finite, on any device or the CPU."""
         of_helpers: list[int] = self._helper_status.tolist()
         return min(int(self._status[0]), int(self._maker.host.status[0]), *of_helpers)
-
-    def _stopped(self, ready: Round) -> StrataError:
-        """The error of a round that a launch or a wait ended; the driver is asked for its own."""
-        kind, label = (int(v) for v in self._maker.hand.failure)
-        said = self._maker.runtime.take_error() or self._said_of_the_stream()
-        routed = self._model.routed
-        where = f"layer {routed[label]}" if label < len(routed) else "its end"
-        if kind == TIMED_OUT:
-            why = f"the device did not answer within {self._maker.hand.bound:g} s"
-        else:
-            why = "the driver did not launch a graph"
-        return EngineError(
-            f"a round stopped at {where} in {ready.dispatch} mode",
-            f"{why}; the driver says: {said or 'nothing'}",
-            "if it happens again, look at the system's log for errors of the device",
-        )
-
-    def _said_of_the_stream(self) -> str | None:
-        """What the driver says of the round's work, where none of it was waited for; at once."""
-        runtime = self._maker.runtime
-        try:
-            event = runtime.create_event(self._maker.device)
-            try:
-                runtime.record(event, self._maker.stream)
-                runtime.finished(event)
-            finally:
-                runtime.destroy_event(event)
-        except DeviceError as error:
-            runtime.take_error()
-            return error.why
-        return None
 
     def _settle(self) -> None:
         """After a failure: wait until the device is idle, at most as long as for a round."""
@@ -348,8 +367,9 @@ class DeviceExecutor:
         return self._maker.host.serving.counters()
 
     def lanes(self) -> Mapping[str, Any]:
-        """How misses are split between the link and the CPU, and the rates behind it."""
-        return self._maker.split.as_json(self._model.shape.top_k)
+        """How misses are split, the rates behind it, and how rounds of several lanes run."""
+        split = self._maker.split.as_json(self._model.shape.top_k)
+        return {**split, "dispatch": self._dispatcher.as_json()}
 
     def time_prompts(self, *, on: bool) -> None:
         """Keep the times of prompts' chunks from now on, or no longer."""

@@ -13,6 +13,7 @@ from attrs import field, frozen
 
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.entry import (
+    WAIT_ARGS,
     WARPS,
     DeviceKernel,
     Geometry,
@@ -194,6 +195,7 @@ _ALL = (
                 "x": "ptr",
                 "entries": "ptr",
                 "weights": "ptr",
+                **WAIT_ARGS,
                 "out": "ptr",
                 "gain": "ptr",
                 "records": "ptr",

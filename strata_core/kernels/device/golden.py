@@ -26,6 +26,7 @@ from strata_core.kernels.device.layout import (
     inner_bytes,
     record_bytes,
 )
+from strata_core.kernels.device.prompt_table import ON_MATRIX_UNITS
 from strata_core.kernels.device.table import gate_up_warps, make_launch
 from strata_core.kernels.self_test import (
     COLUMNS,
@@ -121,8 +122,8 @@ class GoldenWork:
     def _linear(self, type_name: str) -> None:
         self._product("linear", (type_name,), (1, TOKENS))
 
-    def _prompt_linear(self, type_name: str) -> None:
-        self._product("prompt_linear", (type_name,), (TOKENS,))
+    def _prompt_linear(self, kernel: str, type_name: str) -> None:
+        self._product(kernel, (type_name,), (TOKENS,))
 
     def _linear_add(self, type_name: str) -> None:
         self._product("linear_add", (type_name,), (1, TOKENS))
@@ -245,10 +246,10 @@ class GoldenWork:
             "columns": COLUMNS,
         }
 
-    def _prompt_gate_up(self, gate: str, up: str, down: str) -> None:
-        name = " ".join(("prompt_gate_up", gate, up, down))
+    def _prompt_gate_up(self, kernel: str, gate: str, up: str, down: str) -> None:
+        name = " ".join((kernel, gate, up, down))
         self._launch(
-            "prompt_gate_up",
+            kernel,
             gate,
             up,
             down,
@@ -262,12 +263,12 @@ class GoldenWork:
             **self._wave(gate, up, down),
         )
 
-    def _prompt_down(self, type_name: str) -> None:
+    def _prompt_down(self, kernel: str, type_name: str) -> None:
         self._launch(
-            "prompt_down",
+            kernel,
             type_name,
             inner=self._inner(type_name),
-            out=self.image.floats(f"prompt_down {type_name}", HIT, golden(type_name).out),
+            out=self.image.floats(f"{kernel} {type_name}", HIT, golden(type_name).out),
             stride=self._weight(type_name)[1],
             **self._wave(type_name, type_name, type_name),
         )
@@ -315,24 +316,35 @@ class GoldenWork:
         shared = {
             "entries": self.image.at(entries),
             "weights": self.image.at(_WEIGHTS, "router weights"),
+            **self._answered(),
         }
         return shared, self.image.floats(name, HIT, sums, before), sums
 
+    def _answered(self) -> dict[str, int]:
+        """Arguments of a wait for the host that is over: it has answered round 1 already."""
+        number = np.array([1], np.int64)
+        answer = self.image.put(number, "answer")
+        return {
+            "answer": self.seen + answer if self.seen else 0,
+            "round": self.image.at(number, "round"),
+            "late": self.image.at(np.array([0xFFFFFFFF], np.uint32), "late"),
+            "bound": 0,
+            "layer": 0,
+        }
+
+
+def _of_prompts(plain: str, kernel: str) -> Callable[..., None]:
+    """Tests a kernel of prompts, or (`kernel`) what takes its place."""
+    make = getattr(GoldenWork, f"_{plain}")
+    return lambda work, *types: make(work, kernel, *types)
+
+
+_PLAIN = ("linear", "linear_add", "products", "gate_up", "down", "combine", "combine_norm")
 
 _MAKERS: Mapping[str, Callable[..., None]] = {
-    name: getattr(GoldenWork, f"_{name}")
-    for name in (
-        "linear",
-        "linear_add",
-        "products",
-        "gate_up",
-        "down",
-        "combine",
-        "combine_norm",
-        "prompt_linear",
-        "prompt_gate_up",
-        "prompt_down",
-    )
+    **{name: getattr(GoldenWork, f"_{name}") for name in _PLAIN},
+    **{name: _of_prompts(name, name) for name in ON_MATRIX_UNITS},
+    **{name: _of_prompts(plain, name) for plain, (name, _) in ON_MATRIX_UNITS.items()},
 }
 
 TESTED = frozenset({"quantise", *_MAKERS})

@@ -83,12 +83,12 @@ class HelperLowering:
         at, seen = self.places.regions.at, self.places.seen
         gate, up, down = self.model.layouts[layer].parts
         x, out = buffer_of(op, "x"), buffer_of(op, "out")
-        ordinal = self.model.routed.index(layer)
+        mail = picks_of(self.places.exchange.shape, self.model.routed.index(layer))
         count = self.tokens * self.model.shape.top_k
         claim = make_launch(
             "claim",
-            mail_picks=seen("picks", picks_of(self.places.exchange.shape, ordinal)),
-            mail_lanes=seen("lanes"),
+            mail_picks=seen("picks", mail),
+            mail_lanes=seen("lanes", mail),
             cells=at(f"cells {layer}"),
             entries=at("entries"),
             host_rows=seen("host_rows"),

@@ -7,7 +7,7 @@ the picks that fell to the CPU (others are -1), and the rows that the combine wi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -27,7 +27,11 @@ from strata_core.kernels.device.workspace import Model, buffer_of, whole
 
 
 class HostLane:
-    """The phases of every routed layer, and the experts' addresses that they read."""
+    """The phases of every routed layer, and the experts' addresses that they read.
+
+    `counts` has for each layer what fell to it in the last round (and 1 if anything did), `stamps`
+    when its part began and ended.
+    """
 
     def __init__(
         self,
@@ -50,13 +54,21 @@ class HostLane:
             table = storage.zeros((experts.count, 3), np.uint64)
             self.experts[layer] = ExpertLayer(layout, table, served_words(storage, experts))
         self.serving = Serving(source, self.experts)
+        shape = exchange.shape
+        chosen = exchange.array("host", np.int32, shape.layers, shape.entries, 1)
+        self._chosen = dict(zip(model.routed, chosen, strict=True))
+        self._picks: dict[int, str] = {}
         self._numbers = {}
         for number, op in enumerate(program.ops):
             if op.kernel == "experts":
                 self._numbers[whole(op, "layer")] = number
                 self._share(number, exchange)
         self._storage = storage
-        self._tallies: dict[int, tuple[StepCall, int]] = {}
+        self._fine = storage.words([0, 0])
+        layers = len(model.routed)
+        self.counts = storage.zeros((layers, 2), np.int64)
+        self.stamps = storage.zeros((layers, 2), np.int64)
+        self._tallies: dict[tuple[int, int], tuple[StepCall, int]] = {}
         self._phases: dict[tuple[int, str], list[Phase]] = {}
 
     def _share(self, number: int, exchange: Exchange) -> None:
@@ -65,9 +77,8 @@ class HostLane:
         x, picks, out = (buffer_of(op, name) for name in ("x", "picks", "out"))
         mail = exchange.array("x", np.float32, shape.tokens, x.width)
         rows = exchange.array("host_rows", np.float32, shape.entries, out.width)
-        chosen = exchange.array("host", np.int32, shape.entries, 1)
-        self._work.buffers |= {x.name: mail, out.name: rows, picks.name: chosen}
-        self._chosen = chosen
+        self._work.buffers |= {x.name: mail, out.name: rows}
+        self._picks[whole(op, "layer")] = picks.name
 
     def begin(self, tokens: int) -> None:
         """A round of a window begins."""
@@ -78,6 +89,7 @@ class HostLane:
         """The phases of a layer, compiled at their first use."""
         mode: Literal["single", "window"] = "single" if tokens == 1 else "window"
         if (layer, mode) not in self._phases:
+            self._work.buffers[self._picks[layer]] = self._chosen[layer]
             lowering = Lowering(
                 self._model.program,
                 mode,
@@ -92,26 +104,61 @@ class HostLane:
             self._phases[layer, mode] = lowering.lower_only(self._numbers[layer])
         return self._phases[layer, mode]
 
-    def tally(self, layer: int) -> tuple[StepCall, int]:
-        """A step that counts what fell to the CPU in a layer, and the address of the count."""
-        if layer not in self._tallies:
-            out = self._storage.words([0])
-            args = [int(self._chosen.ctypes.data), self._frame.count("pick"), out]
+    def work(
+        self, layer: int, tokens: int, failure: int
+    ) -> tuple[list[StepCall], list[Phase], int]:
+        """Steps of the leader's, the phases after them, and the address of a count.
+
+        The first step counts what fell to the CPU in the layer; where that is nothing the phases
+        may be left out. Of a single token the leader does itself what has one unit, its
+        quantised activations and the order of its picks: the threads meet once less. `failure` is
+        the address of the cell in which a round's first failure is latched.
+        """
+        tally, out = self._tally(layer, failure)
+        phases = self.phases(layer, tokens)
+        first, alone = phases[0], {self._frame.count("token"), self._frame.one}
+        if tokens > 1 or first.leader or {step.units for step in first.steps} - alone:
+            return [tally], phases, out
+        return [tally, *(evolve(step, units=out + 8) for step in first.steps)], phases[1:], out
+
+    def _tally(self, layer: int, failure: int) -> tuple[StepCall, int]:
+        """The step that counts, and where: how many, then 1 if there are any."""
+        if (layer, failure) not in self._tallies:
+            out = int(self.counts[self._model.routed.index(layer)].ctypes.data)
+            picks = int(self._chosen[layer].ctypes.data)
+            args = [picks, self._frame.count("pick"), out, failure]
             block = self._storage.words(args)
             step = StepCall(self._library.address(Step("tally")), block, self._frame.one)
-            self._tallies[layer] = (step, out)
-        return self._tallies[layer]
+            self._tallies[layer, failure] = (step, out)
+        return self._tallies[layer, failure]
 
-    def try_out(self, pool: Pool, layer: int, picks: Sequence[int]) -> float:
-        """Seconds for experts of a layer whose addresses are known; nothing else may be running."""
-        phases = Schedule.of(self.phases(layer, 1))
+    def times(self, layer: int) -> tuple[int, int]:
+        """Addresses of a layer's `stamps`."""
+        at = int(self.stamps[self._model.routed.index(layer)].ctypes.data)
+        return at, at + 8
+
+    def trial(self, picks: Mapping[int, Sequence[int]]) -> Schedule:
+        """Experts of layers for one token, one layer behind the other as in a round.
+
+        Their addresses are known; to be run once, before anything else uses this lane.
+        """
+        phases: list[Phase] = []
+        for layer, chosen in picks.items():
+            self._chosen[layer][:] = -1
+            self._chosen[layer][: len(chosen), 0] = chosen
+            steps, rest, count = self.work(layer, 1, self._fine)
+            phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=len(rest)))
+            phases += rest
+        return Schedule.of(phases)
+
+    def try_out(self, pool: Pool, trial: Schedule) -> float:
+        """Seconds of a trial; no round may be running."""
         self.begin(1)
-        self._chosen[:] = -1
-        self._chosen[: len(picks), 0] = picks
         began = time.perf_counter()
-        pool.run(phases)
+        pool.run(trial)
         took = time.perf_counter() - began
-        self.experts[layer].served[:] = 0
+        for layer in self.experts.values():
+            layer.served[:] = 0
         return took
 
     def close(self) -> None:

@@ -63,6 +63,10 @@ STATUS_BYTES = 256
 as 0xFFFFFFFF; a kernel that meets a value that is not finite takes the minimum with its op's
 number."""
 
+LATE = 64
+"""Where in STATUS_BYTES the latch of waits is (uint32): 0xFFFFFFFF, or the place among the routed
+layers of the first one whose answer did not come in time."""
+
 PARTIAL_HEAD = 8
 """Floats before the weighted sum in a partial of attention; the first two are m and l."""
 

@@ -14,10 +14,10 @@ import numpy as np
 from strata_core.errors import CheckpointError
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.exchange import counts_of, picks_of
-from strata_core.kernels.device.layout import LINE_BYTES, STATUS_BYTES
+from strata_core.kernels.device.layout import LATE, LINE_BYTES, STATUS_BYTES
 from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
 from strata_core.kernels.device.table import gate_up_warps, make_launch
-from strata_core.kernels.device.workspace import Model, buffer_of, weight_of, whole
+from strata_core.kernels.device.workspace import Model, buffer_of, multiplies_next, weight_of, whole
 from strata_core.kernels.fit import check_experts, check_heads, check_router
 from strata_core.kernels.program import Buffer, Op, Weight
 
@@ -25,13 +25,26 @@ from strata_core.kernels.program import Buffer, Op, Weight
 class Lowering:
     """Turns the program into the segments of one mode."""
 
-    def __init__(self, model: Model, places: Places, mode: Mode, shared: AbstractSet[int]) -> None:
-        """`shared`: routed layers in which other lanes may take part; each sends its mail."""
+    def __init__(
+        self,
+        model: Model,
+        places: Places,
+        mode: Mode,
+        shared: AbstractSet[int],
+        bound: int | None = None,
+    ) -> None:
+        """`shared`: routed layers in which other lanes may take part; each sends its mail.
+
+        `bound`: ticks that the combine of such a layer waits for the answer; None: it is launched
+        when all have answered.
+        """
         self.model, self.places, self.mode, self.shared = model, places, mode, shared
+        self._bound = bound
         self.segments = [Segment()]
         self._packed: set[str] = set()
         self._op = 0
         self._ordinal = 0
+        self._answered = False
 
     def lower(self) -> list[Segment]:
         """All segments in order."""
@@ -47,7 +60,7 @@ class Lowering:
         frame = self.places.exchange.frame
         base = self.places.regions.at("round")
         self._add(Copy(base, frame.at("round"), frame.nbytes))
-        self._add(Fill(self.places.regions.at("result"), 0xFF, 4))
+        self._add(Fill(self.places.regions.at("result"), 0xFF, LATE + 4))
 
     def _end(self) -> None:
         counts, result = (self._region(name) for name in ("counts", "result"))
@@ -239,16 +252,13 @@ class Lowering:
 
     def _ahead(self, buffer: Buffer) -> dict[str, int]:
         """The weights that are the next to multiply a buffer: attention leaves memory idle."""
-        for op in self.model.program.ops[self._op + 1 :]:
-            if op.kernel == "linear" and op.args["x"] == buffer:
-                weight = self.places.weights[weight_of(op, "weight")]
-                nbytes = weight.shape[0] * weight.stride
-                return {"ahead": weight.address, "ahead_lines": nbytes // LINE_BYTES}
-        return {"ahead": 0, "ahead_lines": 0}
+        weight = multiplies_next(self.model.program, self._op, buffer)
+        found = self.places.weights[weight] if weight else None
+        lines = found.nbytes // LINE_BYTES if found else 0
+        return {"ahead": found.address if found else 0, "ahead_lines": lines}
 
     def _op_add(self, op: Op) -> None:
-        x = buffer_of(op, "x")
-        y = self._at(buffer_of(op, "y"))
+        x, y = buffer_of(op, "x"), self._at(buffer_of(op, "y"))
         self._launch("add", x=self._at(x), y=y, rows=self._rows(x), width=x.width)
         self._wrote(x)
 
@@ -327,15 +337,16 @@ class Lowering:
             self.segments.append(Segment())
 
     def _assign(self, op: Op, layer: int, x: Buffer, out: Buffer) -> None:
-        seen = self.places.seen
+        seen, mine = self.places.seen, picks_of(self.places.exchange.shape, self._ordinal)
         mail = {
             "mail_x": seen("x"),
-            "mail_picks": seen("picks", picks_of(self.places.exchange.shape, self._ordinal)),
-            "mail_lanes": seen("lanes"),
-            "mail_host": seen("host"),
+            "mail_picks": seen("picks", mine),
+            "mail_lanes": seen("lanes", mine),
+            "mail_host": seen("host", mine),
             "mail_word": self.places.seen_word(self._ordinal) if layer in self.shared else 0,
         }
         counts = self._region("counts") + counts_of(self._ordinal)
+        self._answered = layer in self.shared and self._bound is not None
         self._ordinal += 1
         self._launch(
             "assign",
@@ -365,8 +376,20 @@ class Lowering:
             tokens=self.mode.tokens,
             width=x.width,
             top_k=whole(op, "top_k"),
+            **self._wait(),
         )
         self._wrote(x)
+
+    def _wait(self) -> dict[str, int]:
+        """What the combine of the layer just computed waits for."""
+        layer = self._ordinal - 1
+        return {
+            "answer": self.places.seen_answer(layer) if self._answered else 0,
+            "round": self._region("round"),
+            "late": self._region("result") + LATE,
+            "bound": self._bound or 0,
+            "layer": layer,
+        }
 
 
 def unsupported(what: str, why: str) -> CheckpointError:

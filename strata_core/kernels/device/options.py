@@ -9,6 +9,7 @@ from attrs import frozen
 
 from strata_core.cache.amount import Amount, Wish
 from strata_core.errors import UsageError
+from strata_core.kernels.device.dispatch import Asked
 from strata_core.kernels.device.exchange import MOST_HELPERS
 from strata_core.plan.moving import Pace
 from strata_core.runtime import Device
@@ -23,7 +24,7 @@ class DeviceOptions:
     `cache` and `helper_caches` say how many experts each holds, `budget` the most bytes to take of
     the first device, `link_share` the part of the misses that goes over the link: 0 to 1, or "auto"
     for the split by which link and CPU end at the same time. `pace` is how fast experts of the
-    first device's cache change places with others.
+    first device's cache change places with others, `dispatch` how rounds of several lanes run.
     """
 
     device: int
@@ -33,6 +34,7 @@ class DeviceOptions:
     budget: int | None
     link_share: float | Literal["auto"]
     pace: Pace
+    dispatch: Asked
 
     @property
     def wanted_helpers(self) -> tuple[int, ...]:
@@ -66,6 +68,7 @@ def read_options(options: Mapping[str, Any], devices: Sequence[Device]) -> Devic
         budget=None if budget is None else int(float(budget) * GIB),
         link_share="auto" if share in (None, "auto") else float(share),
         pace=Pace.of(options),
+        dispatch=options.get("dispatch") or "auto",
     )
 
 

@@ -165,6 +165,7 @@ class PromptPath:
             self.settle()
             self.time_chunks(on=False)
         self.bringing.stager.abandon()
+        self.bringing.stager.close()
 
     # a chunk
 

@@ -17,6 +17,7 @@ from strata_core.kernels.device.layout import (
     record_bytes,
 )
 from strata_core.kernels.device.lower import Lowering, unsupported
+from strata_core.kernels.device.prompt_table import multiplying, spread_of
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
 from strata_core.kernels.device.table import make_launch
@@ -26,10 +27,6 @@ from strata_core.kernels.program import Op, Weight
 
 HEAD_ROWS = 8
 """Rows of logits that are computed at once behind a chunk."""
-
-SPREAD_FROM = 256
-SPREAD = 4
-"""From so many tokens on, so many blocks share the tokens of an expert's rows."""
 
 
 def prompt_model(model: Model, tokens: int) -> Model:
@@ -113,12 +110,19 @@ class PromptLowering(Lowering):
             "order": self._region("order"),
             "inner": self._region("inner"),
             "experts": count,
-            "spread": SPREAD if self.mode.tokens >= SPREAD_FROM else 1,
         }
         source = f"records {x.name}" if gate.type in UNPACK else f"buffer {x.name}"
+        first, second = (
+            multiplying(name, types, matrix=self.places.matrix)
+            for name, types in (
+                ("prompt_gate_up", (gate.type, up.type)),
+                ("prompt_down", (down.type,)),
+            )
+        )
         inner = make_launch(
-            "prompt_gate_up",
+            first,
             (gate.type, up.type, down.type),
+            spread=self._spread(first),
             x=self._region(source),
             status=self._status(),
             gate_stride=gate.nbytes // gate.rows,
@@ -130,8 +134,9 @@ class PromptLowering(Lowering):
             **shared,
         )
         last = make_launch(
-            "prompt_down",
+            second,
             (down.type,),
+            spread=self._spread(second),
             out=self._at(out),
             stride=down.nbytes // down.rows,
             rows=down.rows,
@@ -139,6 +144,10 @@ class PromptLowering(Lowering):
             **shared,
         )
         return [inner, last]
+
+    def _spread(self, name: str) -> int:
+        entries = self.mode.tokens * self.model.shape.top_k
+        return spread_of(name, self.mode.tokens, entries, self.model.experts)
 
     def table(self, layer: int | None) -> Copy:
         """The copy of a layer's table of waves, or (None) of all of them."""
@@ -166,7 +175,7 @@ class PromptLowering(Lowering):
             return
         weight = self.places.weights[weight_of(op, "weight")]
         self._launch(
-            "prompt_linear",
+            multiplying("prompt_linear", (weight.type,), matrix=self.places.matrix),
             weight.type,
             x=self._input(x, weight.type),
             weight=weight.address,

@@ -121,7 +121,8 @@ class PromptRoom:
             WAVE,
         )
         # its exchange is copied from and to, so that no kernel needs its alias
-        places = Places(self.regions, self.exchange, 0, weights)
+        facts = runtime.devices()[self.device]
+        places = Places(self.regions, self.exchange, 0, weights, facts.shared, facts.matrix)
         return PromptPath(
             runtime,
             self.device,

@@ -2,7 +2,8 @@
 
 They keep the orders of docs/arithmetic.md to the letter, so that a token has the bits that a window
 gives it. Products go tile by tile: the rows of a block's weights stay while up to PROMPT_TILE
-tokens at a time pass by. A tile of other instructions (matrix units) takes the same place.
+tokens at a time pass by. On a device that has matrix units, the kernels of ON_MATRIX_UNITS take the
+place of those that multiply quantised rows; they have the same arguments and the same bits.
 
 `wave`: entries WAVE of the experts that one launch computes; `starts` int32 [experts + 1] and
 `order` int32 [entries]: the entries of expert e are order[starts[e]] to order[starts[e + 1] - 1],
@@ -11,6 +12,11 @@ ascending. Entry i is router position i % top_k of token i / top_k.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from attrs import evolve
+
+from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.entry import DeviceKernel, Geometry, Values, one, over
 
 PROMPT_ROWS = 32
@@ -18,6 +24,16 @@ PROMPT_ROWS = 32
 
 PROMPT_TILE = 16
 """Tokens that pass a block's rows together."""
+
+MATRIX_TILE = 32
+"""Tokens of a tile of matrix units."""
+
+MOST_SPREAD = 8
+"""Blocks that at most share the tokens of an expert's rows on matrix units."""
+
+PLAIN_SPREAD_FROM = 256
+PLAIN_SPREAD = 4
+"""Without them: from so many tokens on, so many blocks do."""
 
 SHORT_HEAD = 128
 """Elements of the longest head for which `prompt_attention` has a block of ATTENTION_QUERIES."""
@@ -38,6 +54,17 @@ def _grouped(a: Values) -> Geometry:
     """A line of blocks for each expert; each takes every `spread`-th tile of its tokens."""
     across = -(-int(a["rows"]) // PROMPT_ROWS)
     return Geometry((across, int(a["experts"]), int(a["spread"])), (256, 1, 1))
+
+
+def _matrix_linear(a: Values) -> Geometry:
+    tiles = -(-int(a["tokens"]) // MATRIX_TILE)
+    return Geometry((-(-int(a["rows"]) // PROMPT_ROWS), tiles, 1), (256, 1, 1))
+
+
+def _matrix_grouped(a: Values) -> Geometry:
+    """As `_grouped`; an expert's blocks follow each other, so that its rows stay in a cache."""
+    across = -(-int(a["rows"]) // PROMPT_ROWS)
+    return Geometry((across, int(a["spread"]), int(a["experts"])), (256, 1, 1))
 
 
 def attention_room(head_dim: int) -> int:
@@ -62,7 +89,7 @@ def _attention(a: Values) -> Geometry:
     return Geometry(grid, (128, 1, 1), attention_room(head_dim))
 
 
-PROMPT_KERNELS = (
+_PLAIN = (
     DeviceKernel(
         name="prompt_linear",
         parameters=("type",),
@@ -160,4 +187,45 @@ PROMPT_KERNELS = (
         summary="as `combine`; entry i's row is row i of rows",
     ),
 )
+
+ON_MATRIX_UNITS = {
+    "prompt_linear": ("matrix_linear", _matrix_linear),
+    "prompt_gate_up": ("matrix_gate_up", _matrix_grouped),
+    "prompt_down": ("matrix_down", _matrix_grouped),
+}
+"""What takes the place of a kernel where a device has matrix units, and its grid rule."""
+
+
+def _on_matrix_units(kernel: DeviceKernel) -> DeviceKernel:
+    name, geometry = ON_MATRIX_UNITS[kernel.name]
+    summary = f"`{kernel.name}` on matrix units, for quantised rows"
+    return evolve(kernel, name=name, geometry=geometry, summary=summary)
+
+
+PROMPT_KERNELS = (
+    *_PLAIN,
+    *(_on_matrix_units(kernel) for kernel in _PLAIN if kernel.name in ON_MATRIX_UNITS),
+)
 """Their part of the table."""
+
+
+MATRIX_NAMES = frozenset(name for name, _ in ON_MATRIX_UNITS.values())
+"""The kernels that only a device with matrix units has."""
+
+
+def multiplying(name: str, types: Iterable[str], *, matrix: bool) -> str:
+    """The kernel that multiplies rows of such types: `name`, or what takes its place.
+
+    `matrix`: whether the device has matrix units.
+    """
+    return ON_MATRIX_UNITS[name][0] if matrix and UNPACK.keys() >= set(types) else name
+
+
+def spread_of(name: str, tokens: int, entries: int, experts: int) -> int:
+    """How many blocks share the tokens of an expert's rows: a chunk's `entries` over `experts`.
+
+    Matrix units: a block a tile where experts are asked for alike.
+    """
+    if name not in MATRIX_NAMES:
+        return PLAIN_SPREAD if tokens >= PLAIN_SPREAD_FROM else 1
+    return max(1, min(MOST_SPREAD, -(-entries // (experts * MATRIX_TILE))))

@@ -1,9 +1,10 @@
 """Rounds: graphs of one mode, and the schedule by which compiled code launches and awaits them.
 
 A round with other lanes is *stepped*: launch a segment, wait for its mail, let helpers and the CPU
-compute, launch the next one. All of it is one schedule of the CPU's pool, so nothing of it waits
-for the interpreter but experts that have no address and must be asked for. A round without other
-lanes is one graph, launched and awaited by the calling thread alone.
+compute, launch the next one. Or it is a *doorbell*: all segments are one graph, and what would be
+the next launch is an answer that the device waits for. All of it is one schedule of the CPU's pool,
+so nothing of it waits for the interpreter but experts that have no address and must be asked for. A
+round without other lanes, `device`, is one graph, launched and awaited by the calling thread alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from attrs import define, field, frozen
@@ -24,7 +26,7 @@ from strata_core.kernels.cpu.pool import Phase, Schedule, StepCall, yield_functi
 from strata_core.kernels.cpu.storage import Storage
 from strata_core.kernels.device.capture import capture, kernels_of
 from strata_core.kernels.device.cells import Cells
-from strata_core.kernels.device.exchange import word
+from strata_core.kernels.device.exchange import LINE, word
 from strata_core.kernels.device.fuse import fuse
 from strata_core.kernels.device.helper import Helper
 from strata_core.kernels.device.host_lane import HostLane
@@ -35,6 +37,8 @@ from strata_core.kernels.device.workspace import Model
 from strata_core.memory.held import undo_all
 from strata_core.runtime import Runtime
 
+Dispatch = Literal["device", "stepped", "doorbell"]
+
 
 @frozen(eq=False)
 class Round:
@@ -43,7 +47,7 @@ class Round:
     schedule: Schedule | None
     steps: tuple[StepCall, ...]
     graphs: tuple[int, ...]
-    dispatch: str
+    dispatch: Dispatch
 
 
 @define(eq=False)
@@ -63,17 +67,31 @@ class Hand:
 
     def launch(self, graph: int, stream: int, label: int) -> StepCall:
         """Launch a graph."""
-        return self._step("launch", self.launcher, graph, stream, self._cell, label)
+        return self._step("launch", self.launcher, graph, stream, self.cell, label)
 
     def wait(self, address: int, label: int) -> StepCall:
         """Wait until the word at an address holds the number of the round."""
         clock = self._clock
         bound = int(self.bound * clock.ticks)
         how = (bound, clock.function, clock.number, yield_function())
-        return self._step("wait", address, self.wanted, *how, self._cell, label)
+        return self._step("wait", address, self.wanted, *how, self.cell, label)
+
+    def stamp(self, address: int) -> StepCall:
+        """Write down there what the host's clock says."""
+        return self._step("stamp", address, self._clock.function, self._clock.number)
 
     @property
-    def _cell(self) -> int:
+    def ticks(self) -> float:
+        """Ticks of that clock in a second."""
+        return float(self._clock.ticks)
+
+    def answer(self, address: int) -> StepCall:
+        """Write the number of the round where the device waits for it."""
+        return self._step("answer", address, self.wanted, self.cell)
+
+    @property
+    def cell(self) -> int:
+        """Address of `failure`."""
         return int(self.failure.ctypes.data)
 
     def _step(self, name: str, *args: int) -> StepCall:
@@ -83,7 +101,10 @@ class Hand:
 
 @define(eq=False)
 class Maker:
-    """Makes rounds for one bound model, whose misses go where `split` says."""
+    """Makes rounds for one bound model, whose misses go where `split` says.
+
+    `ticks` are those in a second of the clock by which the device's kernels bound their waits.
+    """
 
     runtime: Runtime
     device: int
@@ -95,23 +116,32 @@ class Maker:
     host: HostLane
     hand: Hand
     split: Split
+    ticks: float = 0.0
 
-    def make(self, mode: Mode) -> Round:
-        """Lower, load, capture and lay out the schedule of a mode."""
+    def make(self, mode: Mode, doorbell: float | None = None) -> Round:
+        """Lower, load, capture and lay out the schedule of a mode.
+
+        `doorbell`: seconds that the device waits for an answer at most; None: it waits for none.
+        """
         shared = self.cells.shared_layers(link_takes_all=self._link_takes_all(mode.tokens))
-        lowered = Lowering(self.model, self.places, mode, shared).lower()
+        waits = doorbell is not None and bool(shared)
+        bound = int((doorbell or 0.0) * self.ticks) if waits else None
+        lowered = Lowering(self.model, self.places, mode, shared, bound).lower()
+        layers = [segment.layer for segment in lowered]
+        if waits:
+            lowered = [Segment([item for segment in lowered for item in segment.items])]
         segments = [fuse(segment) for segment in lowered]
         graphs: list[int] = []
         try:
             for segment in segments:
                 self.runtime.load(self.device, kernels_of(segment.items))
                 graphs.append(capture(self.runtime, self.stream, segment.items))
-            phases, steps = self._laid_out(segments, graphs, mode.tokens)
+            phases, steps = self._laid_out(layers, graphs, mode.tokens)
         except BaseException:
             with suppress(StrataError):
                 undo_all(self.runtime, [partial(self.runtime.destroy_graph, g) for g in graphs])
             raise
-        dispatch = "stepped" if shared else "device"
+        dispatch: Dispatch = "doorbell" if waits else "stepped" if shared else "device"
         if not phases:
             return Round(None, tuple(steps), tuple(graphs), dispatch)
         schedule = Schedule.of([*phases, Phase(tuple(steps), leader=True)])
@@ -131,29 +161,37 @@ class Maker:
         self.cells.version += 1
 
     def _laid_out(
-        self, segments: list[Segment], graphs: list[int], tokens: int
+        self, layers: Sequence[int | None], graphs: Sequence[int], tokens: int
     ) -> tuple[list[Phase], list[StepCall]]:
-        """The phases of a round, and the leader's steps after the last of them."""
+        """The phases of a round, and the leader's steps after the last of them.
+
+        `layers` are those whose mail ends a segment, the last is None. There is a graph for each,
+        or one for all.
+        """
         by_host = self.cells.host_layers(link_takes_all=self._link_takes_all(tokens))
         phases: list[Phase] = []
         steps: list[StepCall] = []
         end = self.model.shape.layers
-        for segment, graph in zip(segments, graphs, strict=True):
-            label = end if segment.layer is None else self.model.routed.index(segment.layer)
-            steps += [self.hand.launch(graph, self.stream, label)]
-            steps += [self.hand.wait(self._word(label), label)]
-            if segment.layer is None:
+        for number, layer in enumerate(layers):
+            label = end if layer is None else self.model.routed.index(layer)
+            if number < len(graphs):
+                steps.append(self.hand.launch(graphs[number], self.stream, label))
+            steps.append(self.hand.wait(self._word(label), label))
+            if layer is None:
                 break
-            awaited = self._start_helpers(segment.layer, label, tokens, steps)
-            if segment.layer in by_host:
+            awaited = self._start_helpers(layer, label, tokens, steps)
+            if layer in by_host:
                 # where nothing fell to the CPU its threads go on to the next segment at once
-                tally, count = self.host.tally(segment.layer)
-                work = self.host.phases(segment.layer, tokens)
-                steps.append(tally)
-                phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=len(work)))
-                phases += work
-                steps = []
+                own, rest, count = self.host.work(layer, tokens, self.hand.cell)
+                began, ended = self.host.times(layer)
+                steps += [own[0], self.hand.stamp(began), *own[1:]]
+                phases.append(Phase(tuple(steps), leader=True, unless=count, leaves_out=len(rest)))
+                phases += rest
+                steps = [self.hand.stamp(ended)]
             steps += awaited
+            if len(graphs) < len(layers):
+                answer = self.places.exchange.rest.at("answers") + LINE * label
+                steps.append(self.hand.answer(answer))
         return phases, steps
 
     def _start_helpers(

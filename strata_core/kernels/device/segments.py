@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attrs import define, field, frozen
 
 from strata_core.kernels.cpu.workspace import Dense
-from strata_core.kernels.device.exchange import Exchange, word
+from strata_core.kernels.device.exchange import LINE, Exchange, word
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.program import Weight
 from strata_core.runtime import PLAIN_ROOM, Launch
@@ -56,7 +56,7 @@ class Places:
     """Where a device finds what launches name: its workspace, the exchange, the dense weights.
 
     `exchange_alias` is the exchange's address as the device sees it, `room` the bytes of shared
-    memory that a block may have there.
+    memory that a block may have there, `matrix` whether it has matrix units for prompts.
     """
 
     regions: Regions
@@ -64,6 +64,7 @@ class Places:
     exchange_alias: int
     weights: Mapping[Weight, Dense]
     room: int = PLAIN_ROOM
+    matrix: bool = False
 
     def seen(self, region: str, offset: int = 0) -> int:
         """A part of the exchange, by the device's address."""
@@ -73,3 +74,7 @@ class Places:
     def seen_word(self, layer: int, helper: int = 0) -> int:
         """An announcing word, by the device's address."""
         return self.seen("words", word(self.exchange.shape, layer, helper))
+
+    def seen_answer(self, layer: int) -> int:
+        """The answer of the host to a routed layer, by the device's address."""
+        return self.seen("answers", LINE * layer)

@@ -26,13 +26,14 @@ from strata_core.kernels.device.golden import TESTED, GoldenWork
 from strata_core.kernels.device.golden_image import Bytes, Image
 from strata_core.kernels.device.layout import HIT, LINK
 from strata_core.kernels.device.lower import Lowering
+from strata_core.kernels.device.prompt_table import multiplying
 from strata_core.kernels.device.regions import ALIGNMENT
 from strata_core.kernels.device.segments import Mode, Places
 from strata_core.kernels.device.workspace import Model, buffer_of, main_regions, weight_of
 from strata_core.kernels.self_test import Computed, LaneCheck, check_lane
 from strata_core.memory.address import bytes_at
 from strata_core.memory.held import Held
-from strata_core.runtime import KernelKey, Launch
+from strata_core.runtime import Device, KernelKey, Launch
 
 _log = logging.getLogger("strata.device")
 
@@ -107,8 +108,8 @@ class DeviceTests:
     def _kernels(self, device: int) -> set[KernelKey]:
         if device != self.main:
             return helper_kernels(self.model)
-        room = self.held.runtime.devices()[device].shared
-        return main_kernels(self.model, self.exchange, self.stored, room)
+        facts = self.held.runtime.devices()[device]
+        return main_kernels(self.model, self.exchange, self.stored, facts)
 
 
 def compute(
@@ -151,7 +152,7 @@ def _without_link(check: LaneCheck) -> Degradation:
 
 
 def main_kernels(
-    model: Model, exchange: Exchange, stored: Iterable[Stored], room: int
+    model: Model, exchange: Exchange, stored: Iterable[Stored], facts: Device
 ) -> set[KernelKey]:
     """The kernels of a model's rounds and prompts on the first device; nothing need be placed.
 
@@ -160,22 +161,26 @@ def main_kernels(
     regions = main_regions(model, exchange)
     regions.base = 0
     weights = {one.weight: one.at(ALIGNMENT * n) for n, one in enumerate(stored, 1)}
-    places = Places(regions, exchange, exchange.address, weights, room)
+    places = Places(regions, exchange, exchange.address, weights, facts.shared)
     segments = map(fuse, Lowering(model, places, Mode(model.tokens, 1, 1), frozenset()).lower())
     launches = [i for s in segments for i in s.items if isinstance(i, Launch)]
-    return {launch.kernel for launch in launches} | _prompt_kernels(model)
+    return {launch.kernel for launch in launches} | _prompt_kernels(model, matrix=facts.matrix)
 
 
-def _prompt_kernels(model: Model) -> set[KernelKey]:
+def _prompt_kernels(model: Model, *, matrix: bool) -> set[KernelKey]:
     """Those of chunks that multiply weights."""
     found = set()
+
+    def add(name: str, types: tuple[str, ...]) -> None:
+        found.add(KernelKey(multiplying(name, types[:2], matrix=matrix), types))
+
     for op in model.program.ops:
         if op.kernel == "linear" and buffer_of(op, "x").rows != "logits":
-            found.add(KernelKey("prompt_linear", (model.types[weight_of(op, "weight")],)))
+            add("prompt_linear", (model.types[weight_of(op, "weight")],))
     for layer in model.routed:
         types = _types(model.layouts[layer])
-        found.add(KernelKey("prompt_gate_up", types))
-        found.add(KernelKey("prompt_down", types[2:]))
+        add("prompt_gate_up", types)
+        add("prompt_down", types[2:])
     return found
 
 

@@ -19,7 +19,7 @@ from strata_core.runtime import KernelKey
 
 HERE = Path(__file__).parent / "src"
 
-HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h", "stage.h", "kv.h")
+HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h", "stage.h", "kv.h", "wait.h")
 
 MORE_HEADERS = {"products.cu": ("multiply.h",), "experts.cu": ("multiply.h",)}
 """Headers behind those, by the file that includes them."""
@@ -34,6 +34,7 @@ FILES = {
     "attention.cu": ("kv_append", "attention", "merge", "merge_quantise"),
     "routing.cu": ("route", "assign", "dispatch", "claim"),
     "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),
+    "prompt_matrix.cu": ("matrix_linear", "matrix_gate_up", "matrix_down"),
     "prompt_attention.cu": ("prompt_attention",),
     "prompt_long_heads.cu": (),
     "prompt_routing.cu": ("prompt_group", "prompt_combine"),

@@ -29,12 +29,16 @@ class Lane:
 
 @frozen(eq=False, kw_only=True)
 class Split:
-    """The table, and where it comes from: the share that was asked for, or the measured lanes."""
+    """The table, and where it comes from: the share that was asked for, or the measured lanes.
+
+    `corrections` counts how often rounds have changed it since.
+    """
 
     table: Table
     asked: float | Literal["auto"]
     link: Lane | None = None
     cpu: Lane | None = None
+    corrections: int = 0
 
     def takes_all(self, misses: int) -> bool:
         """Whether all of up to so many misses go over the link, as far as they have an alias."""
@@ -46,6 +50,7 @@ class Split:
         return {
             "pcie_frac": self.asked,
             "table": self.table[: top_k + 1].tolist(),
+            "corrections": self.corrections,
             "rates": {
                 name: {"gb_s": round(lane.rate / 1e9, 2), "start_us": round(lane.start * 1e6, 1)}
                 for name, lane in lanes.items()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 
 from strata_core.kernels.device.entry import (
+    WAIT_ARGS,
     DeviceKernel,
     Geometry,
     Values,
@@ -335,12 +336,14 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "x": "ptr",
             "entries": "ptr",
             "weights": "ptr",
+            **WAIT_ARGS,
             "tokens": "i32",
             "width": "i32",
             "top_k": "i32",
         },
         geometry=over("width", 256, "tokens"),
-        summary="x + (the weighted rows of the token's entries, by fma from +0 in router order)",
+        summary="x + (the weighted rows of the token's entries, by fma from +0 in router order); "
+        "waits for the host first, unless answer is 0",
     ),
     DeviceKernel(
         name="gather",

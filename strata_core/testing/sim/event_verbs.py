@@ -118,6 +118,8 @@ class EventVerbs(MemoryVerbs):
         if mark is None or mark.done:
             return True
         self.queues.settle(mark.stream)
+        if not mark.done and self.queues.awaits_thread(mark):
+            return False
         if mark.done or event.asked is not mark:
             event.asked = mark
             return mark.done

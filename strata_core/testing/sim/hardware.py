@@ -7,8 +7,12 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from strata_core.runtime import WaitClock
+
 MIB = 1 << 20
 GIB = 1 << 30
+
+_CLOCK = WaitClock(ticks=1e9)
 
 Aliases = Literal["same", "apart", "none"]
 
@@ -41,8 +45,10 @@ class SimHardware:
     `link` is what the link of each device is said to move, in bytes a second, `launch_s` and
     `block_s` are what a launch and each of its blocks take: the accounting clock goes by them,
     which timed events tell; nothing really waits.
+    `clock` is what kernels bound their waits by; it counts nanoseconds where it ticks at all.
     `refusal_line` is what the kernel logs when the budget runs out; a test gives the line of the
-    driver that it stands for.
+    driver that it stands for. `matrix`: whether devices say that they have matrix units, so that
+    prompts go by the kernels for these, whose host functions are the same.
     """
 
     vram: tuple[int, ...] = field(default=(8 * GIB,), validator=_positive)
@@ -50,9 +56,11 @@ class SimHardware:
     context_pins: int = 64 * MIB
     aliases: Aliases = "same"
     link: float = 25e9
+    clock: WaitClock = _CLOCK
     launch_s: float = 5e-6
     block_s: float = 1e-7
     refusal_line: str = "sim: cannot pin host memory: -122"
+    matrix: bool = False
 
 
 def _known(_: object, __: object, refuse: Mapping[str, object]) -> None:

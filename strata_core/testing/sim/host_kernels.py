@@ -8,6 +8,7 @@ the same blocks again and again.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from strata_core.kernels.cpu.library import Library, Step
 from strata_core.kernels.cpu.linear import CHUNK
+from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.fuse import parts_of, plain_keys
 from strata_core.kernels.device.fused_table import FUSED
@@ -31,7 +33,7 @@ from strata_core.kernels.device.layout import (
     inner_bytes,
     record_bytes,
 )
-from strata_core.kernels.device.table import DEVICE_KERNELS
+from strata_core.kernels.device.table import DEVICE_KERNELS, unpack
 from strata_core.memory.address import bytes_at
 from strata_core.runtime import KernelKey, Launch
 from strata_core.testing.sim.args import Args
@@ -53,6 +55,9 @@ class _Kernel:
 
     def load(self, key: KernelKey) -> None:
         self.kernels.load(key)
+
+    def waits(self, launch: Launch) -> bool:
+        return bool(unpack(launch.kernel.name, launch.args).get("answer"))
 
     def __call__(self, runtime: SimRuntime, device: int, launch: Launch) -> None:
         self.kernels.run(runtime, device, launch)
@@ -227,6 +232,8 @@ class HostKernels:
         step = self._step("combine", args, a.tokens)
 
         def ready() -> None:
+            if a.answer:
+                _await_host(a)
             entries = _entries(a.entries, count)
             for row, place in zip(rows, entries["row"], strict=True):
                 row[:] = bytes_at(a.host(int(place)), 4 * a.width).view(np.float32)
@@ -288,6 +295,18 @@ def _all(parts: Sequence[Ready]) -> Ready:
             part()
 
     return ready
+
+
+def _await_host(a: Args) -> None:
+    """As the device's kernels do: until the host answers, someone latches, or the bound is over."""
+    answer, number = _words(a.answer), _words(a.round)
+    late = bytes_at(a.late, 4).view(np.uint32)
+    began = time.monotonic_ns()
+    while late[0] == NOTHING_LATCHED and answer[0] != number[0]:
+        # an answer that came while this thread was held up has come in time
+        if time.monotonic_ns() - began > a.bound and answer[0] != number[0]:
+            late[0] = a.layer
+        a.runtime.let_others_go_on()
 
 
 def _groups(a: Args) -> tuple[NDArray[np.intp], NDArray[np.int64]]:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_core.memory.address import bytes_at
-from strata_core.runtime import Device, DeviceMemory
+from strata_core.runtime import Device, DeviceMemory, WaitClock
 from strata_core.testing.sim.blocks import PAGE, Mappings
 from strata_core.testing.sim.failure import (
     ALREADY_MAPPED,
@@ -35,6 +35,7 @@ class MemoryVerbs(SimState):
                 total=total,
                 units=4,
                 warp=32,
+                matrix=self.hardware.matrix,
             )
             for index, total in enumerate(self.hardware.vram)
         )
@@ -173,6 +174,11 @@ class MemoryVerbs(SimState):
         """What the hardware's link is said to move."""
         self.need_context(device, "link_rate")
         return self.hardware.link
+
+    def wait_clock(self, device: int) -> WaitClock:
+        """Kernels read the host's clock, in nanoseconds."""
+        self.need_context(device, "wait_clock")
+        return self.hardware.clock
 
     def note_link(self, device: int, *, read: int = 0, written: int = 0) -> None:
         """Count bytes that a kernel read from, or wrote to, host memory by its alias."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from strata_core.kernels.cpu.linear import CHUNK
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.layout import PARTIAL_HEAD, WAVE, inner_bytes, record_bytes
+from strata_core.kernels.device.prompt_table import ON_MATRIX_UNITS
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.address import bytes_at
 
@@ -23,12 +24,17 @@ Ready = Callable[[], None]
 TOKENS = 64
 """Tokens whose partial sums of attention are held at once."""
 
-PROMPT_STEPS: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
+_PLAIN_STEPS: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
     "prompt_linear": (("linear", (0,)),),
     "prompt_attention": (("attention", (0, 1)), ("merge", (1,))),
     "prompt_gate_up": (("gate_up", (0, 1, 2)),),
     "prompt_down": (("down", (0,)),),
     "prompt_combine": (("combine", ()),),
+}
+
+PROMPT_STEPS = {
+    **_PLAIN_STEPS,
+    **{matrix: _PLAIN_STEPS[name] for name, (matrix, _) in ON_MATRIX_UNITS.items()},
 }
 """The CPU's steps behind each kernel, and which of its parameters each is compiled for."""
 
@@ -119,13 +125,18 @@ def _combine(kernels: HostKernels, a: Args) -> Ready:
     return ready
 
 
-PROMPT_KERNELS: Mapping[str, Callable[..., Ready]] = {
+_PLAIN: Mapping[str, Callable[..., Ready]] = {
     "prompt_linear": _linear,
     "prompt_attention": _attention,
     "prompt_group": _group,
     "prompt_gate_up": _gate_up,
     "prompt_down": _down,
     "prompt_combine": _combine,
+}
+
+PROMPT_KERNELS: Mapping[str, Callable[..., Ready]] = {
+    **_PLAIN,
+    **{matrix: _PLAIN[name] for name, (matrix, _) in ON_MATRIX_UNITS.items()},
 }
 """What makes a launch of each name ready."""
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from threading import RLock
+from threading import Condition, RLock
 from typing import Concatenate, ParamSpec, TypeVar
 
 from strata_core.errors import DeviceError, Refused
@@ -29,6 +29,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_MOMENT = 20e-6
+"""Seconds between two looks of a kernel that waits for the host."""
+
+
 class SimState:
     """The simulated machine behind the verbs, and the rules that hold for all of them."""
 
@@ -39,6 +43,7 @@ class SimState:
         self.hardware = hardware
         self.faults = faults
         self.lock = RLock()
+        self._moment = Condition(self.lock)
         self.account = Account(
             links=tuple(LinkAccount() for _ in range(devices)),
             vram=tuple(Level() for _ in range(devices)),
@@ -95,6 +100,16 @@ class SimState:
         self.keep(error if isinstance(error, DeviceError) else _unforeseen(error))
         if self._kept is None:
             self._kept = error
+
+    def failed_aside(self, error: BaseException) -> None:
+        """Work that nobody waits for failed: a broken rule is noted, the next verb raises it."""
+        if isinstance(error, DeviceError):
+            self.note_breach(error)
+        self.keep_for_next(error)
+
+    def let_others_go_on(self) -> None:
+        """A kernel that waits lets the lock go for a moment; its thread holds it."""
+        self._moment.wait(_MOMENT)
 
     def note_breach(self, error: DeviceError) -> None:
         """Record a broken rule; a refusal is none."""

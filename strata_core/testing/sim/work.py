@@ -3,7 +3,8 @@
 Copies and fills wait in their stream until something needs them: a kernel or a graph with kernels
 on the same stream, a stream that waits for an event behind them, or the host that synchronizes.
 So a buffer that is used again before its event holds the wrong bytes, every time; and work put on
-another stream, or memory given back, meets what is still queued and is refused.
+another stream, or memory given back, meets what is still queued and is refused. A graph in which a
+kernel waits for the host runs in a thread of its own, as whoever launches it has to go on.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Stream:
 class Work:
     """A piece of work, a mark of an event (with its stream's clock), or a wait for a mark.
 
-    `takes` is how long it takes, `ends` when it is over, by the accounting clock.
+    `takes` is how long it takes, `ends` when it is over, by the accounting clock. `running`: a
+    thread of its own does it, and this says whether it still does; `perform` waits for that.
     """
 
     what: str
@@ -84,11 +86,18 @@ class Work:
     perform: Callable[[], None] | None = None
     needs: Work | None = None
     graph: int | None = None
+    running: Callable[[], bool] | None = None
     number: int = 0
     done: bool = False
     clock: dict[int, int] = field(factory=dict)
     takes: float = 0.0
     ends: float = 0.0
+
+    def is_over(self) -> bool:
+        """At the head of its queue: whether nothing is left to do for it."""
+        if self.running is not None:
+            return not self.running()
+        return self.perform is None and (self.needs is None or self.needs.done)
 
 
 @define(eq=False)
@@ -189,9 +198,12 @@ class Queues:
         self.now = max(self.now, until)
 
     def settle(self, stream: Stream) -> None:
-        """Take marks and waits with nothing left to wait for off the head of a queue."""
+        """Take off the head of a queue what has come to its end by itself.
+
+        That are marks and waits with nothing left to wait for, and what another thread has done.
+        """
         queue = stream.queue
-        while queue and queue[0].perform is None and (not (n := queue[0].needs) or n.done):
+        while queue and queue[0].is_over():
             queue.popleft().done = True
 
     def finish(self, work: Work) -> None:
@@ -209,11 +221,27 @@ class Queues:
             if head.needs is not None and not head.needs.done:
                 todo.append(head.needs)
                 continue
+            if head.running is not None and head.perform is not None:
+                head.perform()
+                self.settle(stream)
+                continue
             stream.queue.popleft()
             head.done = True
             if head.perform is not None:
                 head.perform()
         self.settle(work.stream)
+
+    def awaits_thread(self, work: Work) -> bool:
+        """Whether something that comes before `work` is being done by another thread."""
+        for other in work.stream.queue:
+            if other.running is not None and other.running():
+                return True
+            needed = other.needs
+            if needed is not None and not needed.done and self.awaits_thread(needed):
+                return True
+            if other is work:
+                break
+        return False
 
     def drain(self, stream: Stream) -> None:
         """Do everything on a stream, and what it waits for."""
@@ -228,6 +256,7 @@ class Queues:
     def queued(self) -> Iterator[Work]:
         """All work that is not done yet."""
         for stream in self.streams.values():
+            self.settle(stream)
             yield from stream.queue
 
     def check_idle(self, use: Use, what: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from strata_core.errors import DeviceError
 from strata_core.memory.address import bytes_at
 from strata_core.runtime import KernelKey, Launch
+from strata_core.testing.sim.doing import Doing
 from strata_core.testing.sim.event_verbs import EventVerbs, outside_capture
 from strata_core.testing.sim.failure import (
     BAD_CAPTURE,
@@ -24,7 +25,7 @@ from strata_core.testing.sim.failure import (
 from strata_core.testing.sim.hardware import SimFaults, SimHardware
 from strata_core.testing.sim.places import Place
 from strata_core.testing.sim.verbs import verb
-from strata_core.testing.sim.work import Copy, Fill, Recorded, Stream, Use, Work
+from strata_core.testing.sim.work import Copy, Fill, Graph, Recorded, Stream, Use, Work
 
 if TYPE_CHECKING:
     from strata_core.testing.sim.runtime import SimRuntime
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 HostKernel = Callable[["SimRuntime", int, Launch], None]
 """(runtime, device, launch): computes what the device kernel of that name does, at once.
 
-Where it has a method `load`, that is called with each key before the first launch."""
+Where it has a method `load`, that is called with each key before the first launch; where it has
+`waits`, that says of a launch whether it waits for the host. Such a kernel calls `let_others_go_on`
+until the host has answered."""
 
 Pointers = Callable[[Launch], Iterable[int]]
 """The device addresses in a launch's argument block; zero is no address."""
@@ -160,8 +163,23 @@ class WorkVerbs(EventVerbs):
                 "launch it on a stream of that device",
             )
         self.account.streams[on.name].graph_launches += 1
+        if any(isinstance(step, Launch) and self._awaits_host(step) for step in found.steps):
+            self._start(found, on)
+            return
         for step in found.steps:
             self._issue(step, on, graph)
+
+    def _awaits_host(self, launch: Launch) -> bool:
+        """Whether a kernel of this launch waits for the host."""
+        waits = getattr(self._kernels[launch.kernel.name], "waits", None)
+        return bool(waits and waits(launch))
+
+    def _start(self, graph: Graph, on: Stream) -> None:
+        """Run a graph in a thread of its own, behind what is on its stream."""
+        self.queues.drain(on)
+        doing = Doing(self.lock, [self._work(step, on, graph.handle) for step in graph.steps])
+        self.queues.put(doing.as_one(on, graph.handle))
+        doing.start(self)
 
     # how work is taken
 

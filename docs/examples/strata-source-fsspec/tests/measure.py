@@ -36,7 +36,6 @@ from strata_source_fsspec.source import build
 CHUNK = 16 << 20
 FAULTS = ("drop", "cut", "spoil", "short", 503, "slow")
 OPTIONS = {"fsspec_timeout": 3.0, "fsspec_retries": 8}
-DELAY = 4.0  # seconds of a slow answer, more than is waited for
 
 
 def serve(folder: Path, faulty: bool, pipe: Connection) -> None:
@@ -46,7 +45,6 @@ def serve(folder: Path, faulty: bool, pipe: Connection) -> None:
             for fault in itertools.islice(itertools.cycle(FAULTS), 10_000):
                 state.faults += [None, fault]
         before = sum(fault is not None for fault in state.faults)
-        state.delay = DELAY
         pipe.send(state.url)
         pipe.recv()
         pipe.send((before - sum(fault is not None for fault in state.faults), len(state.ranges)))

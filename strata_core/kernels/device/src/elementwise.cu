@@ -61,8 +61,13 @@ gate_add(float* x, const float* y, const float* gate, int rows, int width) {
 
 #ifdef KERNEL_combine
 KERNEL(256)
-combine(float* x, const Entry* entries, const float* weights, int tokens, int width, int top_k) {
-  ELEMENT;
+combine(float* x, const Entry* entries, const float* weights, const i64* answer, const i64* round,
+        u32* late, i64 bound, int layer, int tokens, int width, int top_k) {
+  follow();
+  await_lanes(answer, round, late, bound, layer);
+  int i = blockIdx.x * 256 + threadIdx.x;
+  if (i >= width) return;
+  size_t at = (size_t)blockIdx.y * width + i;
   float acc = 0.f;
   for (int k = 0; k < top_k; k++) {
     int entry = blockIdx.y * top_k + k;

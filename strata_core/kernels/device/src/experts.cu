@@ -104,6 +104,7 @@ gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stri
 #ifdef QUANTISED
     int r = lane >> 3;
 #else
+#pragma unroll 1
     for (int r = 0; r < 4; r++)
 #endif
     {
@@ -115,6 +116,7 @@ gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stri
         for (int t = 0; t < n; t += 2)
           gate_and_up<2>(a, b, x, found + t, n - t, top_k, columns, lane, to + t * 32);
 #else
+#pragma unroll 1
       for (int t = 0; t < n; t++)
         gate_and_up<1>(a, b, x, found + t, 1, top_k, columns, lane, to + t * 32);
 #endif

@@ -198,6 +198,65 @@ DEV int dot4(int a, int b, int c) {
 }
 #endif
 
+// --- the same number, which the compiler does not know to be the same: what is made from it is made
+// anew here and not kept from before in registers that are scarce
+DEV int fresh(int v) {
+#if defined(STRATA_EMULATED)
+#elif defined(STRATA_HIP)
+  asm volatile("" : "+v"(v));
+#else
+  asm volatile("" : "+r"(v));
+#endif
+  return v;
+}
+
+// --- matrix units: a warp multiplies 16 rows of signed bytes by 8 columns of them. A fragment is what
+// a lane holds: with g = lane / 4 and t = lane % 4, of the rows word t of rows g and g + 8, of the
+// columns word t of column g, each a word of 16 bytes; of the result rows g and g + 8 of columns 2t
+// and 2t + 1. Every lane of the warp comes here.
+//
+// `matrices`: lane 8i + r says where row r of matrix i (16 bytes, aligned) begins, counted from `base`
+// in shared memory; out[i] is word t of row g of matrix i.
+// `multiply32`: a and b of 32 bytes a row, the second halves behind the first; `multiply16`: of 16.
+// The sums begin at `from`. Other devices have none of these, nor the kernels that call them.
+#if defined(STRATA_EMULATED)
+#elif !defined(STRATA_HIP) && __CUDA_ARCH__ >= 750
+DEV void matrices(const u8* base, u32 at, u32* out) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"((u32)__cvta_generic_to_shared(base) + at)
+               : "memory");
+}
+#if __CUDA_ARCH__ >= 800
+DEV void multiply32(int* c, const u32* a, const u32* b, int from) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%10,%10,%10,%10};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(from));
+}
+DEV void multiply16(int* c, const u32* a, u32 b, int from) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+      "{%7,%7,%7,%7};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b), "r"(from));
+}
+#else
+DEV void multiply_eight(int* c, u32 a, u32 b) {
+  asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"
+      : "+r"(c[0]), "+r"(c[1])
+      : "r"(a), "r"(b));
+}
+DEV void multiply16(int* c, const u32* a, u32 b, int from) {
+  c[0] = c[1] = c[2] = c[3] = from;
+  multiply_eight(c, a[0], b), multiply_eight(c + 2, a[1], b);
+}
+DEV void multiply32(int* c, const u32* a, const u32* b, int from) {
+  multiply16(c, a, b[0], from);
+  multiply_eight(c, a[2], b[1]), multiply_eight(c + 2, a[3], b[1]);
+}
+#endif
+#endif
+
 // A value that all threads of a block have alike, told so: AMD keeps what follows from it in scalar
 // registers, instead of one for each lane and a mask for each condition.
 #ifdef STRATA_HIP
@@ -253,6 +312,34 @@ DEV u32 slide(u32 low, u32 high, u32 from) {
 
 // --- memory that others see
 DEV void fence_system() { __threadfence_system(); }
+
+// --- what a thread needs that waits for the host: a word of the host's memory, behind which this
+// thread sees what the host wrote before it; and a clock, whose rate the runtime tells.
+#if defined(STRATA_EMULATED)
+#elif defined(STRATA_HIP)
+DEV i64 word_of_host(const i64* word) {
+  return __hip_atomic_load(word, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+DEV u64 ticks() {
+#if defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || \
+    defined(__gfx1200__) || defined(__gfx1201__)
+  return __builtin_amdgcn_s_sendmsg_rtnl(0x83);
+#else
+  return __builtin_amdgcn_s_memrealtime();
+#endif
+}
+#else
+DEV i64 word_of_host(const i64* word) {
+  i64 v;
+  asm volatile("ld.acquire.sys.global.s64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
+  return v;
+}
+DEV u64 ticks() {
+  u64 t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+#endif
 
 DEV void latch(u32* status, int op) { atomicMin(status, (u32)op); }
 

@@ -117,28 +117,24 @@ DEV void eight(const float* row, int q, float* to) {
 
 DEV int query(const Mine& me, int u) { return me.q + (u & 3) + 16 * (u >> 2); }
 
-// STRIPES stripes of the scores, from `stripe` on.
+// STRIPES stripes of the scores, from `stripe` on. What the next step takes is read during this one.
 DEV void add_stripes(const Room& room, const Mine& me, int stripe, float (*score)[4]) {
 #pragma unroll 1
   for (int k = 0; k < STRIPES; k++) {
-    float acc[8][4];
-    EACH(u, 8)
-      EACH(x, 4) acc[u][x] = 0.f;
     const float *queries = room.q[stripe + k], *row = room.k[k * EIGHTHS] + me.side * TILE + 4 * me.c;
-    float next[8];
+    float acc[8][4], q[8], next[8];
     eight(queries, me.q, next);
-    float4 other = *(const float4*)row;
-#pragma unroll 2
-    for (int n = 1; n <= EIGHTHS; n++) {
-      float q[8];
+    float4 f, other = *(const float4*)row;
+    EACH(n, EIGHTHS) {
       EACH(u, 8) q[u] = next[u];
-      float4 f = other;
-      queries += 8 * QUERIES, row += SPAN + 4;
-      eight(queries, me.q, next);
-      other = *(const float4*)row;
+      f = other;
+      eight(queries + (n + 1) * 8 * QUERIES, me.q, next);
+      other = *(const float4*)(row + (n + 1) * (SPAN + 4));
       EACH(u, 8) {
-        acc[u][0] = fma_(q[u], f.x, acc[u][0]), acc[u][1] = fma_(q[u], f.y, acc[u][1]);
-        acc[u][2] = fma_(q[u], f.z, acc[u][2]), acc[u][3] = fma_(q[u], f.w, acc[u][3]);
+        acc[u][0] = fma_(q[u], f.x, n ? acc[u][0] : 0.f);
+        acc[u][1] = fma_(q[u], f.y, n ? acc[u][1] : 0.f);
+        acc[u][2] = fma_(q[u], f.z, n ? acc[u][2] : 0.f);
+        acc[u][3] = fma_(q[u], f.w, n ? acc[u][3] : 0.f);
       }
     }
     EACH(u, 8)
@@ -159,7 +155,8 @@ DEV void keep_scores(Room& room, const Mine& me, float (*score)[4]) {
   }
 }
 
-// From here to the weights a thread has one query and one tile, of which the query sees a..b - 1.
+// From here to the weights a thread has one query and one tile, of which the query sees a..b - 1. EDGE,
+// here and below: some query of the block does not see the whole span.
 struct Share {
   int q, t, a, b;
 };
@@ -171,32 +168,35 @@ DEV Share share(const Room& room, int span) {
   return o;
 }
 
+template <bool EDGE>
 DEV void make_top(Room& room, int span) {
   Share me = share(room, span);
   float top = -float_of(0x7f800000u);
 #pragma unroll 8
   for (int j = 0; j < TILE; j++) {
     float score = room.p[me.t * TILE + j][me.q];
-    if (j >= me.a && j < me.b) top = largest(top, score);
+    if (!EDGE || (j >= me.a && j < me.b)) top = largest(top, score);
   }
   room.tops[me.t][me.q] = top;
 }
 
 // Weights from scores, their sum (stripes j mod 8, ascending, folded) and by how much what came before
 // shrinks. A tile of which the query sees nothing changes nothing.
+template <bool EDGE>
 DEV void make_weights(Room& room, int span) {
   Share me = share(room, span);
   float before = room.m[me.q], s[8];
   for (int t = 0; t < me.t; t++) before = largest(before, room.tops[t][me.q]);
   float top = largest(before, room.tops[me.t][me.q]);
-  room.shrinks[me.t][me.q] = me.a < TILE && me.b > 0 ? exp_(sub(before, top)) : 1.f;
+  bool some = !EDGE || (me.a < TILE && me.b > 0);
+  room.shrinks[me.t][me.q] = some ? exp_(sub(before, top)) : 1.f;
   EACH(k, 8) s[k] = 0.f;
 #pragma unroll 1
   for (int i = 0; i < TILE; i += 8)
     EACH(k, 8) {
       float* at = &room.p[me.t * TILE + i + k][me.q];
       float weight = exp_(sub(*at, top));
-      bool in = i + k >= me.a && i + k < me.b;
+      bool in = !EDGE || (i + k >= me.a && i + k < me.b);
       *at = in ? weight : -1.f;
       s[k] = add(s[k], in ? weight : 0.f);
     }
@@ -305,9 +305,11 @@ DEV void take_span(Room& room, const Mine& me, int width, int span, float (*o)[G
   Four values[VALUES];
   bring_values(values, seen, width, span);
   __syncthreads();
-  make_top(room, span);
+  if (edge) make_top<true>(room, span);
+  else make_top<false>(room, span);
   __syncthreads();
-  make_weights(room, span);
+  if (edge) make_weights<true>(room, span);
+  else make_weights<false>(room, span);
   put_values(room, values);
   __syncthreads();
   move_on(room);

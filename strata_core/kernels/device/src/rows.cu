@@ -44,7 +44,8 @@ norm_rows(const float* x, float* out, const float* gain, u8* records, u32* statu
 #define MOST_PICKS 64
 
 ROOMY(1024, 1)
-combine_norm(float* x, const Entry* entries, const float* weights, float* out, const float* gain,
+combine_norm(float* x, const Entry* entries, const float* weights, const i64* answer,
+             const i64* round, u32* late, i64 bound, int layer, float* out, const float* gain,
              u8* records, u32* status, int rows, int dim, int top_k, float eps, int op) {
   SHARED_BYTES(bytes);
   __shared__ const volatile float* from[MOST_PICKS];
@@ -59,6 +60,7 @@ combine_norm(float* x, const Entry* entries, const float* weights, float* out, c
   for (int i = threadIdx.x * 32; i < dim; i += 1024 * 32) prefetch(gain + i);
   __syncthreads();
   follow();
+  await_lanes(answer, round, late, bound, layer);
   for (int i = threadIdx.x; i < dim; i += 2048) {  // two of each row, so that rows are waited for once
     bool two = i + 1024 < dim;
     int j = two ? i + 1024 : i;

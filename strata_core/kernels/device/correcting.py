@@ -1,0 +1,94 @@
+"""Correcting the split by what rounds report: how long the CPU's part of a layer really takes.
+
+Start-up measures in a tenth of a second, and what else the machine does may change. The table
+changes between rounds only, and seldom: it must not flutter.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from attrs import define, evolve, field
+from numpy.typing import NDArray
+
+from strata_core.kernels.device.split import Lane, Split, by_lanes
+
+_log = logging.getLogger("strata.device")
+
+PERIOD = 32
+"""Rounds of one token that a look is about; those of the first are not counted."""
+
+LEAST = 32
+"""Layers with work for the CPU that a look needs."""
+
+TOLERANCE = 0.1
+"""Part by which times may differ from what the lane was said to do."""
+
+STRAY = 4.0
+"""A time that is so many times what is expected was somebody else's."""
+
+
+@define(eq=False)
+class Correction:
+    """Watches rounds of one token; used by the engine's thread.
+
+    `times`: int64 [layers, 2], ticks of the host's clock when the CPU's part of a layer began and
+    ended, `ticks` of them in a second; `counts`: int64 [layers, 2], first what fell to the CPU in
+    it. Rounds write both. Experts have `nbytes`, a token picks `top_k`.
+    """
+
+    times: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    ticks: float
+    nbytes: float
+    top_k: int
+    _rounds: int = field(default=0, init=False)
+    _taken: float = field(default=0.0, init=False)
+    _expected: float = field(default=0.0, init=False)
+    _layers: int = field(default=0, init=False)
+
+    def after(self, split: Split) -> Split | None:
+        """A round of one token is over that `split` held for; the one that is better from now on.
+
+        None: it stays.
+        """
+        self._rounds += 1
+        if self._rounds > PERIOD:
+            self._watch(split)
+        if self._rounds % PERIOD or self._layers < LEAST:
+            return None
+        ratio = self._taken / self._expected
+        self._taken = self._expected = 0.0
+        self._layers = 0
+        return self._corrected(split, ratio) if abs(ratio - 1) >= TOLERANCE else None
+
+    def _watch(self, split: Split) -> None:
+        counts = self.counts[:, 0]
+        busy = np.flatnonzero(counts)
+        if not len(busy) or split.cpu is None:
+            return
+        taken = (self.times[busy, 1] - self.times[busy, 0]) / self.ticks
+        expected = split.cpu.start + counts[busy] * (self.nbytes / split.cpu.rate)
+        fair = taken < STRAY * expected
+        self._taken += float(taken[fair].sum())
+        self._expected += float(expected[fair].sum())
+        self._layers += int(fair.sum())
+
+    def _corrected(self, split: Split, ratio: float) -> Split | None:
+        """The split with a CPU that takes `ratio` of the time that it was said to take."""
+        if split.cpu is None or split.link is None:
+            return None
+        cpu = Lane(split.cpu.start * ratio, split.cpu.rate / ratio)
+        table = by_lanes(len(split.table) - 1, int(self.nbytes), split.link, cpu)
+        made = evolve(split, table=table, cpu=cpu, corrections=split.corrections + 1)
+        if made.takes_all(self.top_k):
+            return None  # nothing would fall to the CPU, and nobody would see that change
+        _log.info(
+            "in rounds the CPU computes %.1f GB/s: of 1 to %d misses of a layer %s go over the "
+            "link from now on",
+            cpu.rate / 1e9,
+            self.top_k,
+            ", ".join(map(str, table[1 : self.top_k + 1].tolist())),
+        )
+        return made
