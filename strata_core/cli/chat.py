@@ -179,11 +179,14 @@ class Talk:
             del self.messages[first : first + 2]
             self.left_out += 2
         if self.left_out > before:
-            self.console.note(
-                f"the conversation is longer than the context of {context} tokens: its oldest "
-                f"{self.left_out - before} messages are left out from here on; /reset begins a new "
-                "one, a larger --max-context keeps more where the model allows it"
-            )
+            text = f"the oldest {self.left_out} messages are left out by now"
+            if not before:
+                text = (
+                    f"the conversation is longer than the context of {context} tokens: its oldest "
+                    f"{self.left_out} messages are left out from here on; /reset begins a new one, "
+                    "a larger --max-context keeps more where the model allows it"
+                )
+            self.console.note(text)
         return ids
 
     def _prompt(self) -> list[int]:

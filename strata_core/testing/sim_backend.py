@@ -13,7 +13,7 @@ from strata_core.errors import UsageError
 from strata_core.interfaces import Backend, BackendContext
 from strata_core.runtime import Device
 
-_BOUND = 5.0
+_BOUND = 60.0
 """Seconds that a simulated device waits for the host, with which it shares the cores."""
 
 

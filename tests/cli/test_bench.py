@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 
 from strata_core.cli.loading import LANES
+from strata_core.cli.timeline import timeline_text
 
 SMALL = ("-p", "24", "-n", "3", "-r", "2")
 
@@ -155,7 +156,7 @@ def test_a_timeline_tells_of_each_chunk_by_layer(strata, tmp_path) -> None:
             assert 0 < computed["us"] <= computed["end_us"] - computed["begin_us"] + 1e-6
         assert chunk["bytes"] == sum(each["copy"]["bytes"] for each in chunk["layers"])
         assert chunk["us"] == max(each["compute"]["end_us"] for each in chunk["layers"])
-    shown = strata(*call).out
+    shown = timeline_text(written["chunks"])
     assert "a chunk of 64 tokens from position 0 on:" in shown
     lines = shown[shown.index("layer") :].splitlines()
     assert lines[0].split("  ")[0] == "layer"

@@ -198,7 +198,7 @@ def test_a_stamp_is_the_time_and_an_answer_the_number(library, pool):
     )
     pool.run(Schedule.of([Phase(steps, leader=True)]))
     assert words.tolist() == [line.wanted[0], 0], "after a failure nobody is answered"
-    assert 0.04 < (out[1] - out[0]) / clock.ticks < 10
+    assert (out[1] - out[0]) / clock.ticks > 0.04
 
 
 def test_one_step_runs_alone(library):

@@ -91,7 +91,8 @@ def test_a_driver_pins_what_a_lens_says():
 def test_golden_rows_of_a_type(program, tmp_path, monkeypatch):
     code, out = program(check_golden, "--on", "sim", "--types", "Q8_0", "--cache", tmp_path)
     assert code == 0
-    assert "Q8_0     11 kernels, 23 launches" in out
+    assert f"Q8_0     {len(check_golden.keys_of('Q8_0'))} kernels, " in out
+    assert "ms: equal" in out
     real = check_golden.HostKernels.mapping
     silent = lambda self: {**real(self), "down": lambda *_: None}  # noqa: E731
     monkeypatch.setattr(check_golden.HostKernels, "mapping", silent)

@@ -3,7 +3,8 @@
 Meant for the shape of 30B-A3B with few layers and everything in slots. Four parts, each with its
 table: kernels alone on random inputs, bit by bit; products of prompts (time_products.py) and
 attention of prompts (time_prompts.py); windows of 1 to 8 tokens against the CPU backend; times of
-replayed graphs. A kernel's time *in the round* is what the round takes less without it; *alone* is
+replayed graphs, and of rounds that are made otherwise (a fusion undone, nothing asked for ahead, no
+early starts). A kernel's time *in the round* is what the round takes less without it; *alone* is
 a graph of it over all layers, whose weights may then lie in the cache. A round of 48 layers is what
 one layer takes, 47 times more.
 
@@ -25,8 +26,10 @@ import time
 from collections import defaultdict
 from itertools import chain, pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
+from attrs import evolve
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "tests/device_sources")]
@@ -37,8 +40,9 @@ from time_products import Shape, time_products  # noqa: E402
 
 from strata_core.kernels.device.capture import capture, kernels_of  # noqa: E402
 from strata_core.kernels.device.fuse import fuse, start_early  # noqa: E402
+from strata_core.kernels.device.fused_table import FUSED  # noqa: E402
 from strata_core.kernels.device.lower import Lowering  # noqa: E402
-from strata_core.kernels.device.table import unpack  # noqa: E402
+from strata_core.kernels.device.table import make_launch, unpack  # noqa: E402
 from strata_core.runtime import Launch  # noqa: E402
 from strata_core.sources.mmap import MappedFile  # noqa: E402
 
@@ -51,7 +55,7 @@ def kernels(asked) -> int:
     from attention_cases import append_cases, attention_cases, merge_cases
     from buffer_cases import buffer_cases
     from check_kernels import check, device, oracle, possible
-    from fused_cases import fused_cases, products
+    from fused_cases import fused_cases, products, routers
     from prompt_cases import on_matrix_units, prompt_cases_of
     from weight_cases import down_cases, embed_cases, expert_cases, linear_cases
 
@@ -59,6 +63,7 @@ def kernels(asked) -> int:
         *buffer_cases(),
         *fused_cases(every=False),
         *products(("Q8_0",) * 3, np.random.default_rng(3)),
+        *routers("F32", np.random.default_rng(3)),
         *expert_cases("Q4_K", "Q4_K", "Q4_K"),
         *chain(down_cases("Q4_K"), linear_cases("Q8_0"), linear_cases("F32")),
         *chain(embed_cases("Q8_0"), append_cases("fp16"), attention_cases("fp16", 128)),
@@ -107,15 +112,18 @@ class Clock:
         self.maker = maker
         self.runtime, self.stream = maker.runtime, maker.stream
 
-    def items(self, mode):
-        """What a round of a mode puts on the stream, fused; it must be one graph."""
+    def items(self, mode, without=""):
+        """What a round of a mode puts on the stream, fused but for one kernel; one graph."""
         (segment,) = Lowering(self.maker.model, self.maker.places, mode, frozenset()).lower()
-        return fuse(segment).items
+        with patch.dict(FUSED):
+            FUSED.pop(without, None)
+            return fuse(segment).items
 
-    def graph(self, items, replays=REPLAYS) -> float:
+    def graph(self, items, replays=REPLAYS, early=True) -> float:
         """Microseconds of one replay of items, the median of some rows of replays."""
         self.runtime.load(self.maker.device, kernels_of(items))
-        graph = capture(self.runtime, self.stream, start_early(items))
+        items = start_early(items) if early else [_late(item) for item in items]
+        graph = capture(self.runtime, self.stream, items)
         times = []
         try:
             for turn in range(REPEATS + 1):
@@ -131,6 +139,38 @@ class Clock:
         return float(np.median(times)) * 1e6
 
 
+def _late(item):
+    return evolve(item, early=False) if isinstance(item, Launch) else item
+
+
+def changed(items, kernel, **values):
+    """The same items, some arguments of a kernel's launches being others."""
+    return [
+        make_launch(kernel, item.kernel.parameters, **{**unpack(kernel, item.args), **values})
+        if isinstance(item, Launch) and item.kernel.name == kernel
+        else item
+        for item in items
+    ]
+
+
+def otherwise(clock: Clock, mode, items, layers: int) -> None:
+    """The table of rounds that are made otherwise; the round as it is before and after them."""
+    names = {item.kernel.name for item in items if isinstance(item, Launch)}
+    ways = [
+        *((f"{name} unfused", clock.items(mode, name), True) for name in FUSED if name in names),
+        ("nothing asked for ahead", changed(items, "attention", ahead=0, ahead_lines=0), True),
+        ("picks not published", changed(items, "dispatch", mail_picks=0), True),
+        ("gate_up by 4 warps", changed(items, "gate_up", warps=4), True),
+        ("no early starts", items, False),
+        ("as it is", items, True),
+    ]
+    whole = clock.graph(items)
+    print(f"{'the round with':26} {'items':>5} {'us':>9} {'us a layer more':>16}")
+    for what, made, early in ways:
+        took = clock.graph(made, early=early)
+        print(f"{what:26} {len(made):5} {took:9.1f} {(took - whole) / layers:16.2f}", flush=True)
+
+
 def weight_bytes(launch: Launch) -> int:
     """Bytes of weights that a launch reads."""
     v, name = unpack(launch.kernel.name, launch.args), launch.kernel.name
@@ -138,6 +178,8 @@ def weight_bytes(launch: Launch) -> int:
         return sum(v[f"rows_{n}"] * v[f"stride_{n}"] for n in "abc")
     if name in ("linear", "linear_add"):
         return v["rows"] * v["stride"]
+    if name == "norm_linear":
+        return v["outputs"] * v["stride"]
     if name == "gate_up":
         return v["count"] * v["rows"] * (v["gate_stride"] + v["up_stride"])
     return v["count"] * v["rows"] * v["stride"] if name == "down" else 0
@@ -173,8 +215,6 @@ def times(clock: Clock, mode, vocabulary: int) -> None:
         f"{layer:.1f} us a layer; {LAYERS} layers {total:.3f} ms, {1e3 / total:.0f} rounds/s",
         flush=True,
     )
-    if mode.tokens > 1:
-        return
     groups = defaultdict(list)
     for item in items:
         if isinstance(item, Launch):
@@ -193,6 +233,8 @@ def times(clock: Clock, mode, vocabulary: int) -> None:
             f"{name:18} {len(launches):5} {inside:9.2f} {alone:9.2f} {nbytes / 1e6:7.2f} {rate}",
             flush=True,
         )
+    if mode.tokens < 3:
+        otherwise(clock, mode, items, len(between) + 1)
 
 
 def rounds(mine, asked) -> int:

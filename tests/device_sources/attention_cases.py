@@ -14,6 +14,8 @@ KV_TYPES = ("fp32", "fp16", "int8")
 DTYPES = {"fp32": np.float32, "fp16": np.float16, "int8": np.int8}
 CONTEXT, LAYERS = 800, 2
 POSITIONS = (0, 5, 31, 32, 255, 256, 300, 700)
+LATER = (398, 250, 399, 251, 400, 252)
+"""Windows of two sequences, most of whose positions are older."""
 
 
 def cache(kv: str, width: int, rng) -> dict[str, np.ndarray]:
@@ -79,19 +81,29 @@ def _partial_parts(array: np.ndarray) -> np.ndarray:
 
 def attention_cases(kv: str, head_dim: int) -> Iterator[Case]:
     rng = np.random.default_rng(8)
-    for kv_heads, group, window in ((2, 1, 0), (1, 8, 100), (2, 3, 256), (1, 12, 33)):
-        tokens, width = len(POSITIONS), kv_heads * head_dim
+    for kv_heads, group, window, positions in (
+        (2, 1, 0, POSITIONS),
+        (1, 8, 100, POSITIONS),
+        (2, 3, 256, POSITIONS),
+        (1, 12, 33, POSITIONS),
+        (1, 8, 0, LATER),
+        (2, 2, 0, (400,)),
+        (1, 3, 90, LATER),
+    ):
+        tokens, width = len(positions), kv_heads * head_dim
         buffers, links = placed(kv, width, tokens, rng)
         splits = 3
         shape = (tokens, kv_heads * group, splits, 8 + head_dim)
         buffers["q"] = Buffer(rng.standard_normal((*shape[:2], head_dim)).astype(np.float32))
         buffers["partials"] = Buffer(np.zeros(shape, np.float32))
-        buffers["positions"] = Buffer(np.array(POSITIONS, np.int32))
+        buffers["positions"] = Buffer(np.array(positions, np.int32))
         args = {n: Ref(n) for n in ("q", "partials", "positions", "places")}
+        args["ahead"] = Ref("q")
         sizes = {"layer_offset": CONTEXT, "tokens": tokens, "width": width, "kv_heads": kv_heads}
         sizes |= {"group": group, "window": window, "splits": splits}
+        sizes["ahead_lines"] = buffers["q"].data.nbytes // 128
         yield Case(
-            f"attention {kv_heads} x {group}, window {window}",
+            f"attention {kv_heads} x {group}, window {window}, {tokens} at {positions[0]}",
             KernelKey("attention", (kv, head_dim)),
             buffers,
             {**args, **sizes},

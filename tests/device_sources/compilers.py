@@ -111,6 +111,8 @@ def every_key(*, matrix: bool) -> list[KernelKey]:
         for parameters in itertools.product(*choices):
             if name == "products" and not _mixed(*map(str, parameters)):
                 continue
+            if name == "norm_linear" and parameters[0] not in FLOATS:
+                continue
             if name.endswith("gate_up") and not _together(*map(str, parameters)):
                 continue
             if on_units and parameters[0] in FLOATS:

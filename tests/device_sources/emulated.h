@@ -224,7 +224,35 @@ static inline void multiply16_at(int* c, const unsigned* a, unsigned b, int from
 }
 #define multiply16(c, a, b, from) multiply16_at(c, a, b, from, __LINE__)
 
-static void has_followed() { followed[current] = true; }
+// --- memory that the launch before this one writes: stale for each block until all of its threads
+// have followed, so that who reads it before that computes with what is not there yet
+struct Late {
+  char* at;
+  const char *stale, *fresh;
+  size_t nbytes;
+};
+static Late late[16];
+static int lates, behind;
+
+extern "C" void set_late(int count, char** at, const char** stale, const char** fresh,
+                         const size_t* nbytes) {
+  lates = count;
+  for (int i = 0; i < count; i++) late[i] = {at[i], stale[i], fresh[i], nbytes[i]};
+}
+
+static void before_predecessor() {
+  behind = 0;
+  for (int i = 0; i < lates; i++) memcpy(late[i].at, late[i].stale, late[i].nbytes);
+}
+
+static void has_followed() {
+  if (followed[current]) return;
+  followed[current] = true;
+  if (!lates) return;
+  if (++behind == threads)
+    for (int i = 0; i < lates; i++) memcpy(late[i].at, late[i].fresh, late[i].nbytes);
+  while (behind < threads) yield_fiber();
+}
 
 // --- launching ---------------------------------------------------------------------------------
 static void (*body)();
@@ -238,6 +266,7 @@ static void start_fiber() {
 }
 
 static void start_block() {
+  before_predecessor();
   running = threads;
   waiting = 0;
   memset(ended, 0, sizeof ended);

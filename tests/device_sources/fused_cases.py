@@ -48,6 +48,26 @@ def norms(rng) -> Iterator[Case]:
         yield _case("norm_rows", f"{rows}x{dim}", (), buffers, looks, sizes)
 
 
+def routers(name: str, rng) -> Iterator[Case]:
+    for rows, dim, outputs, packed in ((1, 2048, 37, 1), (2, 288, 20, 1), (2, 96, 9, 0)):
+        buffers = {
+            "x": rng.standard_normal((rows, dim)).astype(np.float32),
+            "gain": rng.standard_normal(dim).astype(np.float32),
+            "weight": stored_rows(name, outputs, dim, rng),
+            "out": np.zeros((rows, dim), np.float32),
+            "product": np.zeros((rows, outputs), np.float32),
+        }
+        sizes = {"stride": buffers["weight"].shape[1], "rows": rows, "dim": dim}
+        sizes |= {"outputs": outputs, "eps": 1e-6, "op": 5 * packed}
+        looks, args = ["out", "product"], {"bias": 0, "records": 0, "status": 0}
+        if packed:
+            buffers |= {"records": _records(rows, dim), "status": nothing_latched()}
+            buffers["bias"] = rng.standard_normal(outputs).astype(np.float32)
+            looks, args = [*looks, "records", "status"], {}
+        label = f"{rows}x{dim} to {outputs}"
+        yield _case("norm_linear", label, (name,), buffers, looks, sizes, **args)
+
+
 def combines(rng) -> Iterator[Case]:
     for rows, dim, top_k, packed in (
         (1, 2048, 8, 1),
@@ -252,6 +272,8 @@ def fused_cases(*, every: bool = True) -> Iterator[Case]:
         yield from products(types, rng)
     for name in TYPES if every else ("Q8_0", "F16"):
         yield from added(name, rng)
+    for name in ("F32", "F16", "BF16") if every else ("F32",):
+        yield from routers(name, rng)
     for kv in KV_TYPES:
         yield from heads(kv, rng)
     for head_dim in (64, 80, 128) if every else (80,):

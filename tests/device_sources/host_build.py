@@ -63,6 +63,11 @@ class HostBuild:
             for library, part in zip(made, parts, strict=True)
             for number, key in enumerate(part)
         }
+        self._libraries = {
+            key: library for library, part in zip(made, parts, strict=True) for key in part
+        }
+        self.late: Sequence[tuple[int, bytes, bytes]] = ()
+        """What the launch before the next one writes: where, what was there, what it writes."""
 
     @staticmethod
     def _library(keys: Sequence[KernelKey], folder: Path) -> ctypes.CDLL:
@@ -93,11 +98,20 @@ class HostBuild:
     def __call__(self, runtime: SimRuntime, device: int, launch: Launch) -> None:
         """The kernel of a launch, at once."""
         three = ctypes.c_int * 3
+        self._set_late(self._libraries[launch.kernel])
         problem = self._functions[launch.kernel](
             three(*launch.grid), three(*launch.block), launch.args
         )
         if problem:
             raise AssertionError(problem.decode())
+
+    def _set_late(self, library: ctypes.CDLL) -> None:
+        count = len(self.late)
+        places = (ctypes.c_void_p * count)(*(at for at, _, _ in self.late))
+        stale = (ctypes.c_char_p * count)(*(old for _, old, _ in self.late))
+        fresh = (ctypes.c_char_p * count)(*(new for _, _, new in self.late))
+        sizes = (ctypes.c_size_t * count)(*(len(new) for _, _, new in self.late))
+        library.set_late(count, places, stale, fresh, sizes)
 
     def load(self, key: KernelKey) -> None:
         """Everything is there already."""

@@ -94,8 +94,15 @@ class Bench:
         runtime.open_context(device)
         self.stream = runtime.create_stream(device)
 
-    def run(self, case: Case) -> dict[str, np.ndarray]:
-        """The buffers to look at, after the launch. Raises AssertionError for a stray write."""
+    def run(
+        self,
+        case: Case,
+        before: Callable[[dict[str, int], dict[str, np.ndarray]], None] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """The buffers to look at, after the launch. Raises AssertionError for a stray write.
+
+        `before` is called right before the launch with where each buffer lies and its bytes.
+        """
         runtime, taken = self.runtime, []
         raw = {name: self._encode(buffer) for name, buffer in case.buffers.items()}
         places: dict[str, tuple[int, int]] = {}
@@ -113,6 +120,8 @@ class Bench:
                 for name, value in case.args.items()
             }
             runtime.load(self.device, [case.key])
+            if before is not None:
+                before({name: place for name, (_, place) in places.items()}, raw)
             runtime.launch(make_launch(case.key.name, case.key.parameters, **values), self.stream)
             runtime.synchronize(self.stream)
             back = {name: self._get(places[name][0], raw[name].size + GUARD) for name in raw}

@@ -20,6 +20,7 @@ from fused_cases import fused_cases
 from host_build import HostBuild, host_compiler
 from kernel_bench import RECORD, Bench, Buffer, difference, pack_planes, unpack_planes
 from kernel_inputs import QUANTISED, activations, records_of
+from late import LATE, is_late, run_late
 from prompt_cases import (
     grouping_cases,
     on_matrix_units,
@@ -62,6 +63,8 @@ def selected():
     for kv, head_dim in (("fp32", 16), ("fp16", 64), ("int8", 32)):
         yield from append_cases(kv)
         yield from list(attention_cases(kv, head_dim))[1:3]
+        yield from list(attention_cases(kv, head_dim))[5:]
+    yield from list(attention_cases("fp32", 80))[4:6]  # keys that are too wide to be held
     yield from merge_cases(80)
     yield from fused_cases(every=False)
     yield from grouping_cases()
@@ -104,10 +107,15 @@ def expected(folder):
 
 
 @pytest.fixture(scope="module")
-def emulated(folder):
+def built(folder):
     if host_compiler() is None:
         pytest.skip("there is no C++ compiler to make the device sources for the host with")
-    runtime = HostBuild([case.key for case in CASES], folder).runtime()
+    return HostBuild([case.key for case in CASES], folder)
+
+
+@pytest.fixture(scope="module")
+def emulated(built):
+    runtime = built.runtime()
     yield Bench(runtime, planes=True)
     runtime.close()
 
@@ -116,6 +124,15 @@ def emulated(folder):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.label} {case.key.parameters}")
 def test_bits_are_the_cpus(expected, emulated, case):
     assert difference(expected.run(case), emulated.run(case)) == ""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", LATE)
+def test_nothing_of_the_launch_before_is_read_before_the_wait(expected, emulated, built, name):
+    cases = [case for case in CASES if case.key.name == name and is_late(case)]
+    assert cases
+    for case in cases[-4:]:
+        assert difference(expected.run(case), run_late(emulated, built, case)) == "", case.label
 
 
 def test_every_kernel_is_among_them():

@@ -43,7 +43,6 @@ WAYS: tuple[tuple[dict[str, Any], dict[str, str]], ...] = (
 )
 
 DEPTHS: tuple[tuple[int, dict[str, Any], dict[str, str]], ...] = (
-    (1, {"prefill": 64, "expert_cache": 40, "source": "arena"}, {}),
     (2, {"prefill": 48, "expert_cache": 12, **TIER}, {}),
     (1, {"prefill": 33, "expert_cache": 60, **TIER}, {}),
     (3, {"prefill": 64, "expert_cache": 0, "source": "mmap"}, {}),
@@ -100,8 +99,7 @@ def test_prompts_have_one_hash_however_far_ahead_copies_are(
     assert peak <= ledger.peak("vram0") + (1 << 16)
 
 
-@pytest.mark.parametrize("pins", ["all", "0"])
-@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize(("pins", "every"), [("all", 0), ("all", 1), ("0", 1)])
 def test_a_resident_model_reads_no_file_for_slots_that_prompts_borrow(
     expected, pins, every, monkeypatch
 ) -> None:
@@ -149,9 +147,9 @@ def test_a_failure_while_slots_are_lent_gives_every_place_back(expected) -> None
         *_, done = model.generate(list(IDS), **short)
         wanted = done.first_logits_sha256, done.token_ids
         assert wanted == (expected[0], expected[1][:2])
-        for verb, parts in (("copy", (1, 2, 40, 400)), ("record", (1, 3)), ("finished", (1, 2))):
+        for verb, parts in (("copy", (1, 40, 400)), ("record", (1, 3)), ("finished", (1,))):
             moments += [(verb, nth) for nth in parts if nth < calls[verb] - began[verb]]
-        assert len(moments) > 6
+        assert len(moments) == 6
         for verb, nth in moments:
             runtime.faults = SimFaults({verb: calls[verb] + nth})
             with pytest.raises(StrataError, match=verb):

@@ -14,16 +14,24 @@ from attrs import field, frozen
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.entry import (
     WAIT_ARGS,
+    WARPS,
     DeviceKernel,
     Geometry,
     Values,
+    rows_of_block,
+    slot_bytes,
     staged,
+    staged_rows,
 )
-from strata_core.kernels.device.layout import MOST_TOKENS
+from strata_core.kernels.device.layout import CELL, MOST_TOKENS
+from strata_core.runtime import PLAIN_ROOM
 
 WIDEST_ROW = 8192
 """Floats of the longest row that a norm keeps in shared memory."""
 
+
+FEW_ROWS, FEW_OUTPUTS = 2, 1024
+"""Rows, and outputs of each, for which every block of `norm_linear` makes the norm itself."""
 
 MOST_PICKS = 64
 """Experts of a token that `combine_norm` takes."""
@@ -62,9 +70,28 @@ def _head_threads(a: Values) -> Geometry:
     return Geometry((int(a["heads"]) + int(a["kv_heads"]), int(a["tokens"]), 1), (threads, 1, 1))
 
 
+def _norm_linear(a: Values) -> Geometry:
+    rows, stride = staged_rows(int(a["stride"])), int(a["stride"])
+    slots = WARPS * slot_bytes(stride, rows) if rows else 0
+    blocks = -(-int(a["outputs"]) // rows_of_block(stride))
+    shared = 4 * int(a["rows"]) * int(a["dim"]) + slots
+    return Geometry((blocks, 1, 1), (32 * WARPS, 1, 1), shared)
+
+
+def _norm_linear_fits(a: Values, types: Sequence[str | int]) -> bool:
+    few = a["rows"] <= FEW_ROWS and a["outputs"] <= FEW_OUTPUTS and a["dim"] % 32 == 0
+    apart = a["x"] != a["out"] and not any(name in UNPACK for name in types)
+    return few and apart and _norm_linear(a).shared + (1 << 10) <= PLAIN_ROOM
+
+
+NEAR_BYTES = 40 << 10
+"""Bytes of shared memory in which `dispatch` keeps the cells of a layer beside its logits."""
+
+
 def _dispatch_shared(a: Values) -> Geometry:
-    floats = int(a["tokens"]) * (int(a["experts"]) + 68 + int(a["top_k"]))
-    return Geometry((1, 1, 1), (1024, 1, 1), 4 * floats)
+    logits = 4 * int(a["tokens"]) * (int(a["experts"]) + 96 + int(a["top_k"]))
+    both = logits + CELL.itemsize * int(a["experts"])
+    return Geometry((1, 1, 1), (1024, 1, 1), both if both <= NEAR_BYTES else logits)
 
 
 def _row_fits(a: Values, _: Sequence[str | int]) -> bool:
@@ -79,6 +106,18 @@ def _heads_fit(a: Values, _: Sequence[str | int]) -> bool:
 _COMBINE = Part(kernel="combine", args={"tokens": "rows", "width": "dim"})
 _NORM = Part(kernel="rms_norm", args={"runs": 1, "weight": "gain"})
 _QUANTISE = Part(kernel="quantise", args={"x": "out", "width": "dim"})
+
+_FLOATS = Part(
+    kernel="linear",
+    parameters=("type",),
+    args={
+        "x": "out",
+        "out": "product",
+        "tokens": "rows",
+        "rows": "outputs",
+        "columns": "dim",
+    },
+)
 
 
 def _normed(of: str, heads: str) -> Part:
@@ -121,6 +160,33 @@ _ALL = (
         ),
         runs=((_NORM, _QUANTISE),),
         fits=_row_fits,
+    ),
+    Fused(
+        kernel=DeviceKernel(
+            name="norm_linear",
+            parameters=("type",),
+            args={
+                "x": "ptr",
+                "out": "ptr",
+                "gain": "ptr",
+                "records": "ptr",
+                "status": "ptr",
+                "weight": "ptr",
+                "product": "ptr",
+                "bias": "ptr",
+                "stride": "i64",
+                "rows": "i32",
+                "dim": "i32",
+                "outputs": "i32",
+                "eps": "f32",
+                "op": "i32",
+            },
+            geometry=_norm_linear,
+            summary="rms_norm of a few rows, their records unless records is 0, and linear of the "
+            "normed rows with a float matrix",
+        ),
+        runs=((_NORM, _QUANTISE, _FLOATS), (_NORM, _FLOATS)),
+        fits=_norm_linear_fits,
     ),
     Fused(
         kernel=DeviceKernel(

@@ -70,6 +70,9 @@ layers of the first one whose answer did not come in time."""
 PARTIAL_HEAD = 8
 """Floats before the weighted sum in a partial of attention; the first two are m and l."""
 
+LINE_BYTES = 128
+"""Bytes of a line of device memory: what weights are asked for ahead by."""
+
 RECORD_BYTES = 576
 """Bytes of the record of 256 quantised activations: 2 planes of 256 bytes (or int16 [256]), 8
 float32 scales, 8 int32 sums. The order within a record is the kernel set's own."""

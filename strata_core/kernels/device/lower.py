@@ -14,10 +14,10 @@ import numpy as np
 from strata_core.errors import CheckpointError
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.exchange import counts_of, picks_of
-from strata_core.kernels.device.layout import LATE, STATUS_BYTES
+from strata_core.kernels.device.layout import LATE, LINE_BYTES, STATUS_BYTES
 from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
 from strata_core.kernels.device.table import gate_up_warps, make_launch
-from strata_core.kernels.device.workspace import Model, buffer_of, weight_of, whole
+from strata_core.kernels.device.workspace import Model, buffer_of, multiplies_next, weight_of, whole
 from strata_core.kernels.fit import check_experts, check_heads, check_router
 from strata_core.kernels.program import Buffer, Op, Weight
 
@@ -244,14 +244,21 @@ class Lowering:
             width=kv_heads * dim,
             kv_heads=kv_heads,
             group=heads // kv_heads,
+            **self._ahead(buffer_of(op, "out")),
             **shared,
         )
         self._launch("merge", dim, out=self._at(out), heads=heads, **shared)
         self._wrote(out)
 
+    def _ahead(self, buffer: Buffer) -> dict[str, int]:
+        """The weights that are the next to multiply a buffer: attention leaves memory idle."""
+        weight = multiplies_next(self.model.program, self._op, buffer)
+        found = self.places.weights[weight] if weight else None
+        lines = found.nbytes // LINE_BYTES if found else 0
+        return {"ahead": found.address if found else 0, "ahead_lines": lines}
+
     def _op_add(self, op: Op) -> None:
-        x = buffer_of(op, "x")
-        y = self._at(buffer_of(op, "y"))
+        x, y = buffer_of(op, "x"), self._at(buffer_of(op, "y"))
         self._launch("add", x=self._at(x), y=y, rows=self._rows(x), width=x.width)
         self._wrote(x)
 

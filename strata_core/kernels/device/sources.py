@@ -21,12 +21,16 @@ HERE = Path(__file__).parent / "src"
 
 HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h", "stage.h", "kv.h", "wait.h")
 
+MORE_HEADERS = {"products.cu": ("multiply.h",), "experts.cu": ("multiply.h",)}
+"""Headers behind those, by the file that includes them."""
+
 FILES = {
     "elementwise.cu": (
         "embed", "rope", "add", "silu_mul", "gate_add", "combine", "gather", "signal",
     ),
     "rows.cu": ("rms_norm", "norm_rows", "combine_norm", "heads", "silu_quantise"),
-    "products.cu": ("quantise", "linear", "linear_add", "products", "gate_up", "down"),
+    "products.cu": ("quantise", "linear", "linear_add", "norm_linear", "products"),
+    "experts.cu": ("gate_up", "down"),
     "attention.cu": ("kv_append", "attention", "merge", "merge_quantise"),
     "routing.cu": ("route", "assign", "dispatch", "claim"),
     "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),
@@ -63,7 +67,8 @@ def source_of(key: KernelKey) -> Source:
         head_dim = int(named["head_dim"])
         file = "prompt_long_heads.cu" if head_dim > SHORT_HEAD else file
         lines.append(f"#define ROOM_BYTES {attention_room(head_dim)}")
-    text = "\n".join([*lines, "", *map(_read, HEADERS), _read(file)])
+    headers = (*HEADERS, *MORE_HEADERS.get(file, ()))
+    text = "\n".join([*lines, "", *map(_read, headers), _read(file)])
     label = "_".join([key.name, *map(str, key.parameters)])
     return Source(text, f"strata_{label}.cu", "add_rows" if key.name == "add" else key.name)
 

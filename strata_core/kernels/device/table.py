@@ -175,6 +175,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "partials": "ptr",
             "positions": "ptr",
             "places": "ptr",
+            "ahead": "ptr",
             "layer_offset": "i64",
             "tokens": "i32",
             "width": "i32",
@@ -182,12 +183,14 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "group": "i32",
             "window": "i32",
             "splits": "i32",
+            "ahead_lines": "i32",
         },
         geometry=_attention,
         summary="partials, float32 [tokens, heads, splits, PARTIAL_HEAD + head_dim]; split number "
         "0 of a token is the one of 256 absolute positions that holds its first position; a split "
         "past its position is not written; `group`: heads that share a KV head; `window`: "
-        "positions seen, 0 for all",
+        "positions seen, 0 for all; `ahead`: weights that may be asked for meanwhile, so many "
+        "lines of 128 bytes",
     ),
     DeviceKernel(
         name="merge",

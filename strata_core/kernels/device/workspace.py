@@ -87,6 +87,13 @@ def weight_of(op: Op, name: str) -> Weight:
     return value
 
 
+def multiplies_next(program: Program, number: int, buffer: Buffer) -> Weight | None:
+    """The weight of the first `linear` behind an op that multiplies a buffer's rows."""
+    ops = program.ops[number + 1 :]
+    found = (op for op in ops if op.kernel == "linear" and op.args["x"] == buffer)
+    return next((weight_of(op, "weight") for op in found), None)
+
+
 def whole(op: Op, name: str) -> int:
     """An integer argument; None is 0."""
     value = op.args[name]

@@ -23,12 +23,24 @@ kv_append(const float* k, const float* v, const int* positions, const Place* pla
 
 #ifdef KERNEL_attention
 #define TILES (SPLIT / TILE)
-#define AHEAD (HEAD_DIM % 64 == 0 ? (sizeof(Stored) == 4 ? 32 : 64) : HEAD_DIM % 16 == 0 ? 16 : 8)
+
+// A thread holds its position's keys where they are no more than 64 registers; else it asks for some
+// at a time, for each head again.
+#if !defined(STRATA_HIP) && (HEAD_DIM <= 64 || (HEAD_DIM <= 128 && !defined(KV_fp32)))
+#define HOLDS_KEYS
+#endif
+#define SOME (HEAD_DIM % 64 == 0 ? (sizeof(Stored) == 4 ? 32 : 64) : HEAD_DIM % 16 == 0 ? 16 : 8)
 
 #define PER_WARP (HEAD_DIM < 32 ? HEAD_DIM : 32)
+#define PIECES (PER_WARP * (int)sizeof(Stored) / 16)
 #define TILE_BYTES (TILE * ((HEAD_DIM + 31) / 32) * PER_WARP * (int)sizeof(Stored))
 #define MOST_SENT (TILES < TILES_AHEAD ? TILES : TILES_AHEAD)
 #define RING (TILE_BYTES * MOST_SENT <= 40960 ? MOST_SENT : 40960 / TILE_BYTES)
+#ifdef STRATA_HIP  // whose conditions are masks in scalar registers
+#define SENT_AT_ONCE 1
+#else
+#define SENT_AT_ONCE RING
+#endif
 
 // Values of the last few tiles, or of those to come: a warp's 32 elements of 32 positions.
 struct Ring {
@@ -41,11 +53,11 @@ struct Ring {
 // A warp sends its elements of positions a..b - 1 of a tile on their way; `from` is its first one's.
 DEV void send_tile(Ring& ring, int slot, int warp, int lane, const Stored* from, const u16* scales,
                    size_t at, int a, int b, int width) {
-  int here = HEAD_DIM - warp * 32 < 32 ? HEAD_DIM - warp * 32 : 32;
-  int pieces = here * (int)sizeof(Stored) / 16;
-  for (int i = lane; i < TILE * pieces; i += 32) {
-    int j = i / pieces, k = i % pieces;
-    if (j >= a && j < b)
+  int here = HEAD_DIM - warp * 32;
+#pragma unroll
+  for (int n = 0; n < PIECES; n++) {
+    int j = (n * 32 + lane) / PIECES, k = (n * 32 + lane) % PIECES;
+    if (j >= a && j < b && (HEAD_DIM % PER_WARP == 0 || k * 16 < here * (int)sizeof(Stored)))
       copy16((u8*)ring.v[slot][warp][j] + 16 * k, (const u8*)(from + at + (size_t)j * width) + 16 * k);
   }
 #ifdef KV_int8
@@ -65,13 +77,29 @@ DEV float of_ring(const Ring& ring, int slot, int warp, int j, int lane) {
 #endif
 }
 
+// The first position that this round writes for a token's sequence: what lies before it is older.
+DEV int first_written(const int* positions, const Place* places, int tokens, int token) {
+  int first = positions[token];
+  if (tokens == 1) return first;
+  u64 mine = places[token].k;
+#pragma unroll 4
+  for (int t = 0; t < tokens; t++) {
+    u64 its = places[t].k;
+    int at = positions[t];
+    if (its == mine && at < first) first = at;
+  }
+  return first;
+}
+
 // One block: one split of some heads that share a KV head, one after the other. A thread has a
 // position for the scores, a warp a tile; then a thread has an element of the sum, whose tiles follow
-// each other while the next ones' values are on their way.
+// each other while the next ones' values are on their way. Keys and values of earlier rounds are
+// asked for before the wait, those of this one behind it. While all that is on its way, blocks share
+// `ahead`, lines of 128 bytes of weights that are wanted soon.
 ROOMY(256, 1)
 attention(const float* q, float* partials, const int* positions, const Place* places,
-          i64 layer_offset, int tokens, int width, int kv_heads, int group, int window,
-          int splits) {
+          const u8* ahead, i64 layer_offset, int tokens, int width, int kv_heads, int group, int window,
+          int splits, int ahead_lines) {
   __shared__ __align__(16) float scaled[HEAD_DIM], weights[SPLIT];
   __shared__ float tops[TILES], shrinks[TILES], sums[TILES];
   __shared__ __align__(16) Ring ring;
@@ -87,40 +115,71 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
   const Stored *keys = (const Stored*)place.k, *values = (const Stored*)place.v;
   const u16 *k_scales = (const u16*)place.k_scales, *v_scales = (const u16*)place.v_scales;
   size_t base = (size_t)layer_offset * width + (size_t)kv_head * HEAD_DIM;
-  int p = start + e;
-  bool in = p >= begin && p < end;
+  int p = start + e, fresh = first_written(positions, places, tokens, token);
+  bool in = p >= begin && p < end, sums_up = tile * 32 < HEAD_DIM;
   size_t row = base + (size_t)p * width;
-  if (in) prefetch(keys + row), prefetch(values + row);
+  int f = (begin - start) / TILE, last = (end - 1 - start) / TILE;
+  // values of positions a..b - 1 of the first tiles
+  auto send = [&](int a, int b, int k) {
+    int from = start + (f + k) * TILE;
+    if (f + k <= last)
+      send_tile(ring, k, tile, lane, values, v_scales, base + tile * 32 + (size_t)from * width, a - from,
+                b - from, width);
+  };
+#ifdef HOLDS_KEYS
+  Eight key[HEAD_DIM / 8];
+  if (in && p < fresh)
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM; i += 8) key[i / 8] = eight_of(keys, k_scales, row + i);
+#else
+  if (in)
+    for (int i = 0; i < HEAD_DIM; i += 128 / (int)sizeof(Stored)) prefetch(keys + row + i);
+#endif
+  if (begin < end && sums_up)
+#pragma unroll(SENT_AT_ONCE)
+    for (int k = 0; k < RING; k++) send(begin, fresh < end ? fresh : end, k), copies_sent();
+  prefetch_part(ahead, ahead_lines, blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z),
+                gridDim.x * gridDim.y * gridDim.z);
   follow();
   if (begin >= end) return;
-  int f = (begin - start) / TILE, last = (end - 1 - start) / TILE;
+  bool late = fresh < end;
+  if (late && sums_up) {
+#pragma unroll 1
+    for (int k = 0; k < RING; k++) send(begin > fresh ? begin : fresh, end, k);
+    copies_sent();
+  }
+#ifdef HOLDS_KEYS
+  if (in && p >= fresh)
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM; i += 8) key[i / 8] = eight_of(keys, k_scales, row + i);
+#endif
   for (int n = head; n < last_head; n++) {
     const float* mine = q + ((size_t)token * heads + kv_head * group + n) * HEAD_DIM;
-    if (tile * 32 < HEAD_DIM)
-#pragma unroll
-      for (int k = 0; k < RING; k++) {
-        int from = start + (f + k) * TILE;
-        if (f + k <= last)
-          send_tile(ring, k, tile, lane, values, v_scales, base + tile * 32 + (size_t)from * width,
-                    begin - from, end - from, width);
-        copies_sent();
-      }
+    if (n > head && sums_up)
+#pragma unroll(SENT_AT_ONCE)
+      for (int k = 0; k < RING; k++) send(begin, end, k), copies_sent();
     __syncthreads();
     if (e < HEAD_DIM) scaled[e] = mul(mine[e], SCALE);
     __syncthreads();
     float s[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) s[i] = 0.f;
+#ifdef HOLDS_KEYS
+    if (in)
+#pragma unroll
+      for (int c = 0; c < HEAD_DIM; c++) s[c & 7] = fma_(scaled[c], value_of(key[c >> 3], c & 7), s[c & 7]);
+#else
     if (in)
 #pragma unroll(HEAD_DIM > 128 ? 1 : 8)
-      for (int i = 0; i < HEAD_DIM; i += AHEAD) {
+      for (int i = 0; i < HEAD_DIM; i += SOME) {
         // asked for together, so that they are waited for once
-        Eight k[AHEAD / 8];
+        Eight k[SOME / 8];
 #pragma unroll
-        for (int c = 0; c < AHEAD; c += 8) k[c / 8] = eight_of(keys, k_scales, row + i + c);
+        for (int c = 0; c < SOME; c += 8) k[c / 8] = eight_of(keys, k_scales, row + i + c);
 #pragma unroll
-        for (int c = 0; c < AHEAD; c++) s[c & 7] = fma_(scaled[i + c], value_of(k[c >> 3], c & 7), s[c & 7]);
+        for (int c = 0; c < SOME; c++) s[c & 7] = fma_(scaled[i + c], value_of(k[c >> 3], c & 7), s[c & 7]);
       }
+#endif
     float score = s[0];
 #pragma unroll
     for (int k = 1; k < 8; k++) score = add(score, s[k]);
@@ -130,7 +189,9 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
     if (lane == 0) tops[tile] = top;
     __syncthreads();
     float m = -float_of(0x7f800000u);
-    for (int t = f; t < tile && t < last; t++) m = largest(m, tops[t]);
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+      if (t >= f && t < tile && t < last) m = largest(m, tops[t]);
     top = largest(m, top);
     float weight = in ? exp_(sub(score, top)) : 0.f;
     weights[e] = weight;
@@ -145,7 +206,8 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
     __syncthreads();
     float* out = partials + (((size_t)token * heads + kv_head * group + n) * splits + blockIdx.x) *
                                 (PARTIAL_HEAD + HEAD_DIM);
-    if (tile * 32 < HEAD_DIM) {
+    if (sums_up) {
+      if (late && n == head) copies_done<0>();  // this round's came last
       float o = 0.f;
       int element = e < HEAD_DIM ? lane : 0;
       for (int k = f, slot = 0; k <= last; k++, slot = slot + 1 == RING ? 0 : slot + 1) {

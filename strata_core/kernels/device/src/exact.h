@@ -41,6 +41,19 @@ DEV float fold64_of_pair(float a, float b) {
   return fold8(t);
 }
 
+// The factor of a norm over `dim` floats that lie in shared memory; all threads of the block, 64 or
+// more of them, come here.
+#define NORM_FACTOR(row, dim, eps)                                             \
+  __shared__ float stripes[64];                                               \
+  if (threadIdx.x < 64) {                                                     \
+    float acc = 0.f;                                                          \
+    _Pragma("unroll 8") for (int i = threadIdx.x; i < (dim); i += 64)         \
+        acc = fma_((row)[i], (row)[i], acc);                                  \
+    stripes[threadIdx.x] = acc;                                               \
+  }                                                                           \
+  __syncthreads();                                                            \
+  float factor = div_(1.f, sqrt_(add(div_(fold64_of(stripes), (float)(dim)), (eps))))
+
 DEV float exp_(float x) {
   // 1.5 * 2^23 added and taken away rounds to an integer, ties to even; the sum's low bits are it
   float sum = add(mul(x, 0x1.715476p+0f), 0x1.8p+23f), n = sub(sum, 0x1.8p+23f);
@@ -70,20 +83,15 @@ DEV const u8* record_of(const u8* row, int block) { return row + (size_t)(block 
 // 32 neighbouring threads hold the 32 values of a block: its record's part is written. `lane` is the
 // thread's place among them. False where a value is not finite.
 DEV bool store_block(u8* row, int block, int lane, float x) {
-  float amax = fabsf(x);
-  int good = finite(x);
-#pragma unroll
-  for (int o = 16; o; o >>= 1) {
-    amax = largest(amax, SWAP(amax, o, 32));
-    good &= SWAP(good, o, 32);  // every lane takes part, whatever it holds itself
-  }
+  // absolute values are in order as integers, and what is not finite comes last
+  u32 most = most_of(bits_of(x) & 0x7fffffffu);
+  float amax = float_of(most);
+  bool good = finite(amax);
   float d = div_(amax, LARGEST), id = div_(LARGEST, amax);
   int q = 0;
   if (good && d != 0.f && finite(id)) q = (int)rintf(mul(x, id));
   else d = 0.f;
-  int sum = q;
-#pragma unroll
-  for (int o = 16; o; o >>= 1) sum += SWAP(sum, o, 32);
+  int sum = sum_of(q);
   u8* at = row + (size_t)(block >> 3) * RECORD_BYTES;
   int j = block & 7;
   u8* piece = at + ((lane >> 4) * 8 + j) * 16 + (lane & 15);

@@ -34,7 +34,7 @@ typedef long long i64;
 #define TILES_AHEAD 4
 #else
 #define AHEAD 4
-#define PAIRS_AHEAD 4
+#define PAIRS_AHEAD 2
 #define FLOATS_AHEAD 16
 #define TILES_AHEAD 8
 #endif
@@ -100,6 +100,26 @@ DEV u16 to_half(float f) {
 #else
 #define LANE(v, source, width) __shfl_sync(~0u, v, source, width)
 #define SWAP(v, mask, width) __shfl_xor_sync(~0u, v, mask, width)
+#endif
+
+// The largest of 32 neighbours' values, and their sum, on every one of them.
+#if !defined(STRATA_HIP) && !defined(STRATA_EMULATED) && __CUDA_ARCH__ >= 800
+DEV u32 most_of(u32 v) { return __reduce_max_sync(~0u, v); }
+DEV int sum_of(int v) { return (int)__reduce_add_sync(~0u, (u32)v); }
+#else
+DEV u32 most_of(u32 v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) {
+    u32 other = SWAP(v, o, 32);
+    v = other > v ? other : v;
+  }
+  return v;
+}
+DEV int sum_of(int v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v += SWAP(v, o, 32);
+  return v;
+}
 #endif
 
 // --- one group of 32: what its threads wrote to shared memory is there for all of them
@@ -262,6 +282,22 @@ DEV u32 choose(u32 low, u32 high, u32 nibbles) { return __byte_perm(low, high, n
 DEV void prefetch(const void* p) {
 #if !defined(STRATA_HIP) && !defined(STRATA_EMULATED)
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
+// --- one of `parts` equal parts of many lines of 128 bytes that are asked for long before they are
+// read; all threads of a block come here, a block for each part
+DEV void prefetch_part(const u8* from, int lines, int part, int parts) {
+  int each = (lines + parts - 1) / parts, begin = part * each;
+  int count = lines - begin < each ? lines - begin : each;
+#if defined(STRATA_EMULATED) || defined(STRATA_HIP)
+#elif __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0 && count > 0)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + (size_t)begin * 128),
+                 "r"(count * 128)
+                 : "memory");
+#else
+  for (int i = threadIdx.x; i < count; i += blockDim.x) prefetch(from + ((size_t)begin + i) * 128);
 #endif
 }
 

@@ -17,8 +17,7 @@ struct Tile {
   int4 staged[TOKENS * PIECES];
 };
 
-// Block b of this thread's row times the same block of the `count` staged activations. A variant for
-// matrix units takes the place of this: the ints of a block, then its fma into the stripe.
+// Block b of this thread's row times the same block of the `count` staged activations.
 template <class W>
 DEV void meet(const u8* row, int b, int count, const u8* staged, float* acc) {
   Block f;

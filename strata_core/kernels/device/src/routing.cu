@@ -2,15 +2,16 @@
 
 #define MOST_EXPERTS 1024
 #define MOST_ENTRIES 1024
-#define PER_TOKEN 128
 
 #if defined(KERNEL_route) || defined(KERNEL_dispatch)
-// Logits of up to MOST_TOKENS tokens, PER_TOKEN threads each. An expert's place in the router order is
-// the number of those before it, which every thread counts for its own experts.
+// Logits of one token by `per` threads, a power of two, whole groups of 32. An expert's place in the
+// router order is the number of those before it, which up to 8 neighbouring threads count together.
 struct Routing {
-  u32* keys;
-  float *stripes, *best, *chosen;
+  u32 *keys, *best;
+  float *stripes, *chosen;
 };
+
+#define FLOATS_BESIDE 96
 
 // Logits as integers of the same order; what is no number comes last, -0 is +0.
 DEV u32 key_of(float x) {
@@ -21,58 +22,76 @@ DEV float value_of(u32 key) { return float_of(key >> 31 ? key ^ 0x80000000u : ~k
 
 // Its memory: fused_table.py says how much that is.
 DEV Routing routing_in(float* room, int experts, int top_k, int token) {
-  float* at = room + token * (experts + 68 + top_k);
-  Routing o = {(u32*)at, at + experts, at + experts + 64, at + experts + 68};
+  float* at = room + token * (experts + FLOATS_BESIDE + top_k);
+  Routing o = {(u32*)at, (u32*)at + experts, at + experts + 32, at + experts + FLOATS_BESIDE};
   return o;
 }
 
 // `tid` counts a token's threads; `in`: whether it is one of the window's. All threads of the block
-// come here. `pick` are the token's picks, in shared memory or not.
+// come here. `pick` are the token's picks; they and what they weigh as logits are there for all
+// threads when this returns. Returns the largest logit.
 template <class P>
-DEV void route_token(const Routing& o, const float* row, P* pick, float* weights, u32* status,
-                     int experts, int top_k, int renormalise, int op, int tid, bool in) {
-  int lane = tid & 31, bad = 0;
-  float top = -float_of(0x7f800000u);
+DEV float pick_experts(const Routing& o, const float* row, P* pick, u32* status, int experts, int top_k,
+                       int op, int per, int tid, bool in) {
+  int bad = 0;
+  u32 top = 0;
   if (in)
-    for (int i = tid; i < experts; i += PER_TOKEN) {
+    for (int i = tid; i < experts; i += per) {
       float v = row[i];
-      o.keys[i] = key_of(v);
+      u32 key = o.keys[i] = key_of(v);
       bad |= !finite(v);
-      top = largest(top, v);
+      top = key > top ? key : top;
     }
   if (bad) latch(status, op);
-#pragma unroll
-  for (int k = 16; k; k >>= 1) top = largest(top, SWAP(top, k, 32));
-  if (in && lane == 0) o.best[tid >> 5] = top;
+  top = most_of(top);
+  if (in && (tid & 31) == 0) o.best[tid >> 5] = top;
   __syncthreads();
-  float m = 0.f;
+  if (!in) top = 0;
+  else {
+    top = o.best[0];
+    for (int w = 1; w * 32 < per && w * 32 < experts; w++) top = o.best[w] > top ? o.best[w] : top;
+  }
+  float m = value_of(top);
   if (in) {
-    m = o.best[0];
-    for (int w = 1; w < PER_TOKEN / 32; w++) m = largest(m, o.best[w]);
-    if (tid < 64) {
-      float acc = 0.f;
-      for (int i = tid; i < experts; i += 64) acc = add(acc, exp_(sub(value_of(o.keys[i]), m)));
-      o.stripes[tid] = acc;
-    }
+    int parts = 8;
+    while (parts > 1 && parts * experts > per) parts >>= 1;
     // of equals the lower index comes first
-    for (int i = tid; i < experts; i += PER_TOKEN) {
-      u32 key = o.keys[i];
-      int before = 0;
-#pragma unroll 8
-      for (int k = 0; k < experts; k++) before += o.keys[k] + (k < i) > key;
-      if (before < top_k) pick[before] = (P)i, o.chosen[before] = value_of(key);
+    for (int base = 0; base < experts; base += per / parts) {
+      int i = base + tid / parts, before = 0;
+      u32 key = i < experts ? o.keys[i] : 0;
+      if (i < experts)
+#pragma unroll 4
+        for (int k = tid & (parts - 1); k < experts; k += parts) before += o.keys[k] + (k < i) > key;
+      for (int k = parts >> 1; k; k >>= 1) before += SWAP(before, k, 32);
+      if (i < experts && !(tid & (parts - 1)) && before < top_k)
+        pick[before] = (P)i, o.chosen[before] = value_of(key);
+    }
+    int s = tid - (per - 64);  // the last of a token's threads have the least to count
+    if (s >= 0) {
+      float acc = 0.f;
+      for (int i = s; i < experts; i += 64) acc = add(acc, exp_(sub(value_of(o.keys[i]), m)));
+      o.stripes[s] = acc;
     }
   }
   __syncthreads();
+  return m;
+}
+
+// What the picks weigh, in two steps between which all threads of the block meet.
+DEV void weigh_picks(const Routing& o, float m, int top_k, int per, int tid, bool in) {
   float sum = fold64_of(o.stripes);
   if (in)
-    for (int k = tid; k < top_k; k += PER_TOKEN) {
-      float total = 0.f, p = div_(exp_(sub(o.chosen[k], m)), sum);
+    for (int k = tid; k < top_k; k += per) o.chosen[k] = div_(exp_(sub(o.chosen[k], m)), sum);
+}
+
+DEV void write_weights(const Routing& o, float* weights, int top_k, int renormalise, int per, int tid,
+                       bool in) {
+  if (in)
+    for (int k = tid; k < top_k; k += per) {
+      float p = o.chosen[k], total = o.chosen[0];
       if (renormalise) {
-        for (int i = 0; i < top_k; i++) {
-          float each = div_(exp_(sub(o.chosen[i], m)), sum);
-          total = i ? add(total, each) : each;
-        }
+#pragma unroll 8
+        for (int i = 1; i < top_k; i++) total = add(total, o.chosen[i]);
         p = div_(p, total);
       }
       weights[k] = p;
@@ -84,75 +103,73 @@ DEV void route_token(const Routing& o, const float* row, P* pick, float* weights
 KERNEL(128)
 route(const float* logits, int* picks, float* weights, u32* status, int tokens, int experts,
       int top_k, int renormalise, int op) {
-  __shared__ float room[2 * MOST_EXPERTS + 68];
+  __shared__ float room[2 * MOST_EXPERTS + FLOATS_BESIDE];
   Routing o = routing_in(room, experts, top_k, 0);
   follow();
   size_t at = (size_t)blockIdx.x * top_k;
-  route_token(o, logits + (size_t)blockIdx.x * experts, picks + at, weights + at, status, experts,
-              top_k, renormalise, op, threadIdx.x, true);
+  const float* row = logits + (size_t)blockIdx.x * experts;
+  float m = pick_experts(o, row, picks + at, status, experts, top_k, op, 128, threadIdx.x, true);
+  weigh_picks(o, m, top_k, 128, threadIdx.x, true);
+  __syncthreads();
+  write_weights(o, weights + at, top_k, renormalise, 128, threadIdx.x, true);
 }
 #endif
 
 #if defined(KERNEL_assign) || defined(KERNEL_dispatch)
 struct Lanes {
   short pick[MOST_ENTRIES], first[MOST_ENTRIES], lanes[MOST_ENTRIES];
-  int served[LANES], missing, linked;
+  int missing;
 };
 
-// Entries of the picks in `o.pick`, which are there once all threads of the block (1024) have come here.
-DEV void fill_entries(Lanes& o, const Cell* cells, const int* share, const float* x, Entry* entries,
-                      float* rows, float* host_rows, u64* counts, float* mail_x, int* mail_picks,
-                      int* mail_lanes, int* mail_host, i64* mail_word, const i64* round, int tokens,
-                      int top_k, int inputs, int outputs) {
-  int tid = threadIdx.x, n = tokens * top_k;
-  if (tid < LANES) o.served[tid] = 0;
-  if (tid == 0) o.missing = 0;
-  __syncthreads();
-  Cell cell;
-  if (tid < n) {
-    int i = 0;
-    while (o.pick[i] != o.pick[tid]) i++;
-    o.first[tid] = (short)i;
-    cell = cells[o.pick[tid]];
-    // -1: a miss that may go over the link, -2: one that may not
-    o.lanes[tid] = (short)(cell.slot[0] ? HIT : cell.helper ? HELPER + cell.helper - 1
-               : cell.alias[0] ? -1 : -2);
-    if (o.lanes[tid] < 0 && i == tid) atomicAdd(&o.missing, 1);
+// Entry i's cell, once the picks are there and `missing` is 0. The first entry with its expert, and
+// its lane: -1 for a miss that may go over the link, -2 for one that may not.
+DEV Cell look_up(Lanes& o, const Cell* cells, int i, int tokens, int count) {
+  int mine = o.pick[i], first = i;
+  Cell cell = cells[mine];
+  if (tokens > 1)  // a single token picks an expert once
+#pragma unroll 8
+    for (int k = count - 1; k >= 0; k--) first = o.pick[k] == mine ? k : first;
+  o.first[i] = (short)first;
+  int lane = cell.slot[0] ? HIT : cell.helper ? HELPER + cell.helper - 1 : cell.alias[0] ? -1 : -2;
+  o.lanes[i] = (short)lane;
+  if (lane < 0 && first == i) atomicAdd(&o.missing, 1);
+  return cell;
+}
+
+// Entry i's lane at last, once all have been looked up, and what follows from it.
+DEV void fill_entry(const Lanes& o, const Cell& cell, int i, const int* share, Entry* entries,
+                    float* rows, float* host_rows, u64* counts, int* mail_picks, int* mail_lanes,
+                    int* mail_host, bool mail, int outputs) {
+  int home = o.first[i], lane = o.lanes[home];
+  if (lane == -1) {
+    int before = 0, linked = share[o.missing];
+    for (int k = 0; k < home; k++) before += o.lanes[k] == -1 && o.first[k] == k;
+    lane = before < linked ? LINK : HOST;
+  } else if (lane == -2) {
+    lane = HOST;
   }
-  __syncthreads();
-  if (tid == 0) o.linked = share[o.missing];
-  __syncthreads();
-  int lane = 0;
-  if (tid < n) {
-    int home = o.first[tid];
-    lane = o.lanes[home];
-    if (lane == -1) {
-      int before = 0;
-      for (int i = 0; i < home; i++) before += o.lanes[i] == -1 && o.first[i] == i;
-      lane = before < o.linked ? LINK : HOST;
-    } else if (lane == -2) {
-      lane = HOST;
-    }
-    const u64* at = lane == HIT ? cell.slot : cell.alias;
-    bool here = lane == HIT || lane == LINK;
-    Entry e = {here ? at[0] : 0, here ? at[1] : 0, here ? at[2] : 0,
-               (u64)((here ? rows : host_rows) + (size_t)tid * outputs),
-               o.pick[tid], lane, home, 0};
-    entries[tid] = e;
-    atomicAdd(&o.served[lane], 1);
-    if (mail_picks) mail_picks[tid] = o.pick[tid];
-    if (mail_word) {
-      mail_lanes[tid] = lane;
-      mail_host[tid] = lane == HOST ? o.pick[tid] : -1;
-    }
+  bool hit = lane == HIT, here = hit || lane == LINK;
+  u64 at[3];
+#pragma unroll
+  for (int k = 0; k < 3; k++) at[k] = hit ? cell.slot[k] : here ? cell.alias[k] : 0;
+  Entry e = {at[0], at[1], at[2], (u64)((here ? rows : host_rows) + (size_t)i * outputs),
+             o.pick[i], lane, home, 0};
+  entries[i] = e;
+  atomicAdd(counts + lane, (u64)1);
+  if (mail_picks) mail_picks[i] = o.pick[i];
+  if (mail) {
+    mail_lanes[i] = lane;
+    mail_host[i] = lane == HOST ? o.pick[i] : -1;
   }
-  if (mail_word) {
-    for (int i = tid; i < tokens * inputs; i += 1024) mail_x[i] = x[i];
-    fence_system();
-  }
+}
+
+// The rest of the mail, and the word; all threads of the block (1024) come here.
+DEV void send_mail(const float* x, float* mail_x, i64* mail_word, const i64* round, int tokens,
+                   int inputs) {
+  for (int i = threadIdx.x; i < tokens * inputs; i += 1024) mail_x[i] = x[i];
+  fence_system();
   __syncthreads();
-  if (tid < LANES) counts[tid] += (u64)o.served[tid];
-  if (tid == 0 && mail_word) {
+  if (threadIdx.x == 0) {
     fence_system();
     *(volatile i64*)mail_word = *round;
   }
@@ -166,14 +183,25 @@ assign(const int* picks, const Cell* cells, const int* share, const float* x, En
        int* mail_host, i64* mail_word, const i64* round, int tokens, int top_k, int inputs,
        int outputs) {
   __shared__ Lanes o;
+  int i = threadIdx.x, n = tokens * top_k;
+  Cell cell;
   follow();
-  if (threadIdx.x < tokens * top_k) o.pick[threadIdx.x] = (short)picks[threadIdx.x];
-  fill_entries(o, cells, share, x, entries, rows, host_rows, counts, mail_x, mail_picks, mail_lanes,
-               mail_host, mail_word, round, tokens, top_k, inputs, outputs);
+  if (i < n) o.pick[i] = (short)picks[i];
+  if (i == 0) o.missing = 0;
+  __syncthreads();
+  if (i < n) cell = look_up(o, cells, i, tokens, n);
+  __syncthreads();
+  if (i < n)
+    fill_entry(o, cell, i, share, entries, rows, host_rows, counts, mail_picks, mail_lanes, mail_host,
+               mail_word != 0, outputs);
+  if (mail_word) send_mail(x, mail_x, mail_word, round, tokens, inputs);
 }
 #endif
 
 #ifdef KERNEL_dispatch
+// Cells lie in shared memory where they and the logits fit into this.
+#define NEAR_BYTES 40960
+
 KERNEL(1024)
 dispatch(const float* logits, int* picks, float* weights, u32* status, const Cell* cells,
          const int* share, const float* x, Entry* entries, float* rows, float* host_rows, u64* counts,
@@ -182,20 +210,40 @@ dispatch(const float* logits, int* picks, float* weights, u32* status, const Cel
          int renormalise, int op) {
   __shared__ Lanes o;
   SHARED_BYTES(bytes);
-  int token = threadIdx.x / PER_TOKEN, tid = threadIdx.x % PER_TOKEN, n = tokens * top_k;
+  int n = tokens * top_k, per = 1024;
+  while (per * tokens > 1024) per >>= 1;
+  int token = threadIdx.x / per, tid = threadIdx.x % per;
   // a table that was not looked at since the last round comes from far
-  for (int i = threadIdx.x; i < experts; i += 1024) prefetch(cells + i);
+  int far = experts * (int)sizeof(Cell);
+  bool near = far + 4 * tokens * (experts + FLOATS_BESIDE + top_k) <= NEAR_BYTES;
+  if (near)
+    for (int i = threadIdx.x * 16; i < far; i += 1024 * 16) copy16(bytes + i, (const u8*)cells + i);
+  else
+    for (int i = threadIdx.x; i < experts; i += 1024) prefetch(cells + i);
+  copies_sent();
   if (threadIdx.x <= n) prefetch(share + threadIdx.x);
+  if (threadIdx.x == 0) o.missing = 0;
   bool in = token < tokens;
   if (!in) token = 0;
-  Routing mine = routing_in((float*)bytes, experts, top_k, token);
+  Routing mine = routing_in((float*)(bytes + (near ? far : 0)), experts, top_k, token);
+  copies_done<0>();
   follow();
-  route_token(mine, logits + (size_t)token * experts, o.pick + token * top_k, weights + token * top_k,
-              status, experts, top_k, renormalise, op, tid, in);
+  float m = pick_experts(mine, logits + (size_t)token * experts, o.pick + token * top_k, status, experts,
+                         top_k, op, per, tid, in);
+  // the first threads of a token weigh its picks while the block's last ones look them up
+  int i = n <= 512 ? (int)threadIdx.x - 512 : (int)threadIdx.x;
+  bool entry = i >= 0 && i < n;
+  Cell cell;
+  if (entry) cell = look_up(o, near ? (const Cell*)bytes : cells, i, tokens, n);
+  weigh_picks(mine, m, top_k, per, tid, in);
   __syncthreads();
-  if (threadIdx.x < n) picks[threadIdx.x] = o.pick[threadIdx.x];
-  fill_entries(o, cells, share, x, entries, rows, host_rows, counts, mail_x, mail_picks, mail_lanes,
-               mail_host, mail_word, round, tokens, top_k, inputs, outputs);
+  if (entry) {
+    picks[i] = o.pick[i];
+    fill_entry(o, cell, i, share, entries, rows, host_rows, counts, mail_picks, mail_lanes, mail_host,
+               mail_word != 0, outputs);
+  }
+  write_weights(mine, weights + token * top_k, top_k, renormalise, per, tid, in);
+  if (mail_word) send_mail(x, mail_x, mail_word, round, tokens, inputs);
 }
 #endif
 

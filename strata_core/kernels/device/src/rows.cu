@@ -1,19 +1,6 @@
 // Whole rows in one block: rms_norm and what is fused with it, the heads of q, k and v, silu with the
 // records behind it. Sections 2 and 5 to 8.
 
-// The factor of a norm over `dim` floats that lie in shared memory; all threads of the block, 64 or
-// more of them, come here.
-#define NORM_FACTOR(row, dim, eps)                                             \
-  __shared__ float stripes[64];                                               \
-  if (threadIdx.x < 64) {                                                     \
-    float acc = 0.f;                                                          \
-    _Pragma("unroll 8") for (int i = threadIdx.x; i < (dim); i += 64)         \
-        acc = fma_((row)[i], (row)[i], acc);                                  \
-    stripes[threadIdx.x] = acc;                                               \
-  }                                                                           \
-  __syncthreads();                                                            \
-  float factor = div_(1.f, sqrt_(add(div_(fold64_of(stripes), (float)(dim)), (eps))))
-
 #ifdef KERNEL_rms_norm
 KERNEL(128)
 rms_norm(const float* x, float* out, const float* weight, int rows, int runs, int dim, float eps) {
@@ -56,7 +43,7 @@ norm_rows(const float* x, float* out, const float* gain, u8* records, u32* statu
 #ifdef KERNEL_combine_norm
 #define MOST_PICKS 64
 
-KERNEL(1024)
+ROOMY(1024, 1)
 combine_norm(float* x, const Entry* entries, const float* weights, const i64* answer,
              const i64* round, u32* late, i64 bound, int layer, float* out, const float* gain,
              u8* records, u32* status, int rows, int dim, int top_k, float eps, int op) {
@@ -74,13 +61,28 @@ combine_norm(float* x, const Entry* entries, const float* weights, const i64* an
   __syncthreads();
   follow();
   await_lanes(answer, round, late, bound, layer);
-  for (int i = threadIdx.x; i < dim; i += 1024) {
-    float acc = 0.f;
-#pragma unroll 8
-    for (int k = 0; k < top_k; k++)
-      acc = fma_(weight[k], from[k][i], acc);
+  for (int i = threadIdx.x; i < dim; i += 2048) {  // two of each row, so that rows are waited for once
+    bool two = i + 1024 < dim;
+    int j = two ? i + 1024 : i;
+    float acc = 0.f, other = 0.f;
+    for (int k = 0; k < top_k; k += 8) {
+      float a[8], b[8];
+#pragma unroll
+      for (int n = 0; n < 8; n++) {
+        bool more = k + n < top_k;
+        const volatile float* mine = from[more ? k + n : k];
+        a[n] = more ? mine[i] : 0.f, b[n] = more && two ? mine[j] : 0.f;
+      }
+#pragma unroll
+      for (int n = 0; n < 8; n++)
+        if (k + n < top_k) {
+          acc = fma_(weight[k + n], a[n], acc);
+          other = fma_(weight[k + n], b[n], other);
+        }
+    }
     acc = add(x[at + i], acc);
     x[at + i] = row[i] = acc;
+    if (two) x[at + j] = row[j] = add(x[at + j], other);
   }
   __syncthreads();
   NORMED_ROW(row)

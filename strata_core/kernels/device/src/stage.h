@@ -19,14 +19,15 @@ DEV int batch_of(i64 stride) {
 // that nothing beyond the rows is read.
 DEV const u8* stage(u8* slot, const u8* from, int nbytes, int lane) {
   int begin = (int)((size_t)from & 127), end = begin + nbytes;
+  int whole = (begin + 15) & ~15, rest = end & ~15;
   const u8* line = from - begin;
-#pragma unroll 4
-  for (int i = lane * 16; i < end; i += 512) {
-    if (i >= begin && i + 16 <= end) {
-      copy16(slot + i, line + i);
-    } else {
-      for (int k = i < begin ? begin : i; k < i + 16 && k < end; k++) slot[k] = line[k];
-    }
+  if (lane * 16 >= whole && lane * 16 < rest) copy16(slot + lane * 16, line + lane * 16);
+#pragma unroll 8
+  for (int i = lane * 16 + 512; i < rest; i += 512) copy16(slot + i, line + i);
+  if (begin != whole || end != rest) {
+    int k = begin + lane, n = rest + lane;
+    if (k < whole && k < end) slot[k] = line[k];
+    if (n >= whole && n < end) slot[n] = line[n];
   }
   copies_sent();
   return slot + begin;

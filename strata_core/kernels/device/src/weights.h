@@ -10,24 +10,18 @@ struct Block {
   float d, m;
 };
 
-// N words from any address. No byte beyond the last whole word that holds one of them is read.
+// N words from any address. No byte beyond the last whole word that holds one of them is read, and
+// nothing branches, so that the loads of several blocks can be on their way together.
 template <int N>
 DEV void words(const u8* p, u32* out) {
   u32 shift = (u32)((size_t)p & 3) * 8;
   const u32* from = (const u32*)((size_t)p & ~(size_t)3);
-  u32 a = from[0];
-  if (!shift) {
-    out[0] = a;
+  u32 n[N + 1];
 #pragma unroll
-    for (int i = 1; i < N; i++) out[i] = from[i];
-    return;
-  }
+  for (int i = 0; i < N; i++) n[i] = from[i];
+  n[N] = from[shift ? N : N - 1];
 #pragma unroll
-  for (int i = 0; i < N; i++) {
-    u32 b = from[i + 1];
-    out[i] = a >> shift | b << (32 - shift);
-    a = b;
-  }
+  for (int i = 0; i < N; i++) out[i] = slide(n[i], n[i + 1], shift);
 }
 
 DEV u32 half_at(const u8* p) { return p[0] | (u32)p[1] << 8; }
@@ -50,12 +44,23 @@ DEV void fifth_bits(u32 h, int* w) {
 }
 
 // How a type sums: SCALED by integers (1), or each half by its own (2); SIGN of its minimum; BIAS
-// that its integers lack.
+// that its integers lack. WIDE: rows that begin at multiples of 16 are read in pieces of 16 bytes.
 #define TRAITS(bytes, scaled, sign, bias)                                 \
   static const int BLOCK_BYTES = bytes, SCALED = scaled, SIGN = sign, BIAS = bias
+#define NARROW                      \
+  static const bool WIDE = false;   \
+  template <bool>                   \
+  DEV static void load_as(const u8* row, int b, Block& o) { load(row, b, o); }
+#define WIDE_ROWS                                      \
+  static const bool WIDE = true;                       \
+  DEV static void load(const u8* row, int b, Block& o) { \
+    if (((size_t)row & 15) == 0) load_as<true>(row, b, o); \
+    else load_as<false>(row, b, o);                    \
+  }
 
 struct Q8_0 {
   TRAITS(34, 0, 0, 0);
+  NARROW
   DEV static void load(const u8* row, int b, Block& o) {
     // scale and bytes lie in nine words, from two bytes before them or from the scale on
     const u8* p = row + (size_t)b * 34;
@@ -71,6 +76,7 @@ struct Q8_0 {
 
 struct Q4_0 {
   TRAITS(18, 0, 0, 8);
+  NARROW
   DEV static void load(const u8* row, int b, Block& o) {
     const u8* p = row + (size_t)b * 18;
     o.d = half_of(half_at(p));
@@ -80,6 +86,7 @@ struct Q4_0 {
 
 struct Q4_1 {
   TRAITS(20, 0, 1, 0);
+  NARROW
   DEV static void load(const u8* row, int b, Block& o) {
     const u8* p = row + (size_t)b * 20;
     o.d = half_of(half_at(p)), o.m = half_of(half_at(p + 2));
@@ -89,6 +96,7 @@ struct Q4_1 {
 
 struct Q5_0 {
   TRAITS(22, 0, 0, 16);
+  NARROW
   DEV static void load(const u8* row, int b, Block& o) {
     const u8* p = row + (size_t)b * 22;
     o.d = half_of(half_at(p));
@@ -99,6 +107,7 @@ struct Q5_0 {
 
 struct Q5_1 {
   TRAITS(24, 0, 1, 0);
+  NARROW
   DEV static void load(const u8* row, int b, Block& o) {
     const u8* p = row + (size_t)b * 24;
     o.d = half_of(half_at(p)), o.m = half_of(half_at(p + 2));
@@ -109,6 +118,7 @@ struct Q5_1 {
 
 struct MXFP4 {
   TRAITS(17, 0, 0, 0);
+  NARROW
   // Four nibbles, one in each of the low 16 bits' nibbles, to twice their E2M1 values as bytes.
   DEV static u32 values(u32 n) {
     u32 positive = choose(0x03020100, 0x0c080604, n & 0x7777);
@@ -160,7 +170,8 @@ DEV void k_header(const u8* p, int j, Block& o) {
 }
 
 // 32 bytes in two pieces, or by words where they are not aligned.
-DEV void pieces(const u8* p, bool whole, u32* n) {
+template <bool whole>
+DEV void pieces(const u8* p, u32* n) {
   if (whole) {
     uint4 a = ((const uint4*)p)[0], b = ((const uint4*)p)[1];
     n[0] = a.x, n[1] = a.y, n[2] = a.z, n[3] = a.w;
@@ -172,14 +183,15 @@ DEV void pieces(const u8* p, bool whole, u32* n) {
 
 struct Q4_K {
   TRAITS(18, 1, -1, 0);
-  DEV static void load(const u8* row, int b, Block& o) {
+  WIDE_ROWS
+  template <bool whole>
+  DEV static void load_as(const u8* row, int b, Block& o) {
     const u8* p = row + (size_t)(b >> 3) * 144;
-    bool whole = ((size_t)p & 15) == 0;
     int j = b & 7;
     u32 n[8];
     if (whole) k_header(p, j, o);
     else k_scales(p, j, o);
-    pieces(p + 16 + 32 * (j >> 1), whole, n);
+    pieces<whole>(p + 16 + 32 * (j >> 1), n);
 #pragma unroll
     for (int i = 0; i < 8; i++) o.w[i] = n[i] >> 4 * (j & 1) & 0x0f0f0f0f;
   }
@@ -187,15 +199,16 @@ struct Q4_K {
 
 struct Q5_K {
   TRAITS(22, 1, -1, 0);
-  DEV static void load(const u8* row, int b, Block& o) {
+  WIDE_ROWS
+  template <bool whole>
+  DEV static void load_as(const u8* row, int b, Block& o) {
     const u8* p = row + (size_t)(b >> 3) * 176;
-    bool whole = ((size_t)p & 15) == 0;
     int j = b & 7;
     u32 n[8], h[8];
     if (whole) k_header(p, j, o);
     else k_scales(p, j, o);
-    pieces(p + 16, whole, h);
-    pieces(p + 48 + 32 * (j >> 1), whole, n);
+    pieces<whole>(p + 16, h);
+    pieces<whole>(p + 48 + 32 * (j >> 1), n);
 #pragma unroll
     for (int i = 0; i < 8; i++)
       o.w[i] = (n[i] >> 4 * (j & 1) & 0x0f0f0f0f) | (h[i] >> j & 0x01010101) << 4;
@@ -204,6 +217,7 @@ struct Q5_K {
 
 struct Q6_K {
   TRAITS(26, 2, 0, 0);
+  NARROW
   DEV static void load(const u8* row, int b, Block& o) {
     const u8* p = row + (size_t)(b >> 3) * 210;
     int j = b & 7, g = j >> 2, k = j & 3;
