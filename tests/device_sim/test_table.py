@@ -16,6 +16,7 @@ from strata_core.kernels.device.prompt_table import (
     spread_of,
 )
 from strata_core.kernels.device.table import DEVICE_KERNELS, make_launch, pack, unpack
+from strata_core.runtime import PLAIN_ROOM
 
 C_TYPES = {
     "ptr": ctypes.c_uint64,
@@ -67,7 +68,7 @@ def test_attention_of_prompts_fits_every_device(eighths, kv_heads, group, tokens
     sizes |= {"tokens": tokens, "kv_heads": kv_heads, "group": group}
     width = kv_heads * 8 * eighths
     launch = make_launch("prompt_attention", ("fp16", 8 * eighths), width=width, **sizes)
-    assert launch.shared == attention_room(8 * eighths) <= 64 << 10  # what the smallest have
+    assert launch.shared == attention_room(8 * eighths) <= PLAIN_ROOM
     across, down, _ = launch.grid
     assert across == kv_heads
     assert 0 <= down * ATTENTION_QUERIES - tokens * group < ATTENTION_QUERIES

@@ -70,15 +70,17 @@ def _matrix_grouped(a: Values) -> Geometry:
 def attention_room(head_dim: int) -> int:
     """Bytes of shared memory of a block of `prompt_attention`: the sources' `Room`.
 
-    Queries; keys, or weights and values; what is known of each query. At most 63 KB.
+    Half of the queries' stripes; as many of the keys, or weights and values; what is known of each
+    query. It is what every accelerator has, at most.
     """
     if head_dim > SHORT_HEAD:
         return 0
     queries, span, chunk = ATTENTION_QUERIES, 64, 16
-    each = 16 * (4 if head_dim % 64 == 0 else 2)
+    group = 16 * (4 if head_dim % 64 == 0 else 2)
     keys = head_dim // 2 * (span + 4)
-    weights = span * (queries + 8) + chunk * -(-head_dim // each) * each
-    return 4 * (head_dim * queries + max(keys, weights) + (3 * span // 32 + 9) * queries) + 64
+    weights = span * (queries + 8) + chunk * -(-head_dim // group) * group
+    each = head_dim // 2 * (queries + 4) + (3 * span // 32 + 9) * queries
+    return 4 * (each + max(keys, weights)) + 64
 
 
 def _attention(a: Values) -> Geometry:

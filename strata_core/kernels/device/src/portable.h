@@ -122,6 +122,18 @@ DEV int sum_of(int v) {
 }
 #endif
 
+// --- the thread's number, read anew wherever it is asked for: what follows from it is made again and
+// need not stay in registers meanwhile
+#if defined(STRATA_HIP) || defined(STRATA_EMULATED)
+DEV int thread_now() { return threadIdx.x; }
+#else
+DEV int thread_now() {
+  int i;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+  return i;
+}
+#endif
+
 // --- one group of 32: what its threads wrote to shared memory is there for all of them
 #if defined(STRATA_EMULATED)
 #elif defined(STRATA_HIP)

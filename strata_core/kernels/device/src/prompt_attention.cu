@@ -9,12 +9,12 @@
 #define QUERIES 64                     // (token, head) pairs of a block; they share the KV head
 #define SPAN 64                        // positions whose scores are made at once: two tiles
 #define TILES (SPAN / TILE)
-#define STRIPES 4                      // stripes of keys in shared memory at a time
+#define STRIPES 4                      // stripes of queries and keys in shared memory at a time
 #define CHUNK 16                       // positions of values in shared memory at a time
 #define EIGHTHS (HEAD_DIM / 8)
 #define VEC (HEAD_DIM % 64 == 0 ? 4 : 2)
 #define GROUPS ((HEAD_DIM + 16 * VEC - 1) / (16 * VEC))
-#define KEYS ((EIGHTHS + 7) / 8 * 4)   // pieces of four keys that a thread brings, and of four values
+#define KEYS ((EIGHTHS + 7) / 8 * 4)   // pieces of four that a thread brings of queries and of keys
 #define VALUES (CHUNK / 4)
 #define EACH(i, count) _Pragma("unroll") for (int i = 0; i < count; i++)
 
@@ -28,9 +28,9 @@ struct Seen {
 
 // Rows are padded so that neither their writers nor their readers meet in one bank.
 struct Room {
-  float q[HEAD_DIM][QUERIES];
+  float q[STRIPES * EIGHTHS][QUERIES + 4];  // row: stripe and eighth
   union {
-    float k[STRIPES * EIGHTHS][SPAN + 4];  // row: stripe and eighth
+    float k[STRIPES * EIGHTHS][SPAN + 4];
     struct {
       float p[SPAN][QUERIES + 8];  // weights; -1 where a query does not see the position
       float v[CHUNK][GROUPS * 16 * VEC];
@@ -38,7 +38,7 @@ struct Room {
   };
   float tops[TILES][QUERIES], shrinks[TILES][QUERIES], sums[TILES][QUERIES];
   float m[QUERIES], l[QUERIES], all_m[QUERIES], all_l[QUERIES], a[QUERIES], b[QUERIES];
-  int first[QUERIES], last[QUERIES], row[QUERIES];
+  int first[QUERIES], last[QUERIES], row[QUERIES];  // a row of no query of its own: ~row
   Seen seen;
 };
 static_assert(sizeof(Room) <= ROOM_BYTES, "the grid rule gives too little shared memory");
@@ -54,22 +54,41 @@ DEV int within(const Seen& seen, int p) {
 // lie side by side in shared memory as they do in the thread that makes their scores. A thread's pieces
 // are 4 positions by (EIGHTHS + 7) / 8 eighths.
 DEV int key_place(int i) { return i % 2 * 4 + i / 2 % 2 * TILE; }
+DEV int key_eighth(int n) { return n < EIGHTHS ? n : EIGHTHS - 1; }
+
+// Likewise 8 eighths of 4 neighbouring queries; four pieces at a time, which is what registers hold.
+DEV void take_queries(Room& room, const float* q, int stripe) {
+  int me = thread_now(), n = me & 7, first = 4 * (me >> 5) + (me >> 3 & 3);
+#pragma unroll 1
+  for (int k = 0; k < KEYS; k += 4, n += 8) {
+    float4 f[4];
+    EACH(i, 4) {
+      int row = room.row[first + 16 * i], e = 8 * key_eighth(n) + stripe;
+      f[i] = *(const float4*)(q + (size_t)(row < 0 ? ~row : row) * HEAD_DIM + e);
+    }
+    float* to = &room.q[n][first];
+    if (n < EIGHTHS)
+      EACH(i, 4) {
+        to[16 * i] = mul(f[i].x, SCALE), to[16 * i + EIGHTHS * (QUERIES + 4)] = mul(f[i].y, SCALE);
+        to[16 * i + 2 * EIGHTHS * (QUERIES + 4)] = mul(f[i].z, SCALE);
+        to[16 * i + 3 * EIGHTHS * (QUERIES + 4)] = mul(f[i].w, SCALE);
+      }
+  }
+}
 
 DEV void bring_keys(Four* keys, const Seen& seen, int width, int span, int stripe) {
-  int lane = threadIdx.x & 31, p = span + (threadIdx.x >> 5) + 8 * (lane >> 3), n = lane & 7;
+  int me = thread_now(), p = span + (me >> 5) + (me & 24), n = me & 7;
   EACH(i, 4) {
     size_t row = (size_t)within(seen, p + key_place(i)) * width + stripe;
 #pragma unroll
-    for (int k = i; k < KEYS; k += 4) {
-      int e = n + k / 4 * 8 < EIGHTHS ? n + k / 4 * 8 : EIGHTHS - 1;
-      keys[k] = four_of(seen.k, seen.k_scales, row + 8 * e);
-    }
+    for (int k = i; k < KEYS; k += 4)
+      keys[k] = four_of(seen.k, seen.k_scales, row + 8 * key_eighth(n + k / 4 * 8));
   }
 }
 
 DEV void put_keys(Room& room, const Four* keys) {
-  int lane = threadIdx.x & 31, n = lane & 7;
-  float* to = &room.k[n][4 * (threadIdx.x >> 5) + (lane >> 3)];
+  int i = thread_now(), n = i & 7;
+  float* to = &room.k[n][4 * (i >> 5) + (i >> 3 & 3)];
   EACH(k, KEYS) {
     float4 f = floats_of(keys[k]);
     float* at = to + k / 4 * 8 * (SPAN + 4) + k % 2 * 16 + k / 2 % 2 * TILE;
@@ -81,17 +100,17 @@ DEV void put_keys(Room& room, const Four* keys) {
 }
 
 DEV void bring_values(Four* values, const Seen& seen, int width, int from) {
-  int lane = threadIdx.x & 31, p = from + (threadIdx.x >> 5);
+  int me = thread_now(), lane = me & 31, p = from + (me >> 5);
   int e = 4 * lane < HEAD_DIM ? 4 * lane : 0;
   EACH(i, VALUES)
     values[i] = four_of(seen.v, seen.v_scales, (size_t)within(seen, p + 4 * i) * width + e);
 }
 
 DEV void put_values(Room& room, const Four* values) {
-  int lane = threadIdx.x & 31;
+  int me = thread_now(), lane = me & 31;
   EACH(i, VALUES)
     if (4 * lane < HEAD_DIM)
-      *(float4*)&room.v[(threadIdx.x >> 5) + 4 * i][4 * lane] = floats_of(values[i]);
+      *(float4*)&room.v[(me >> 5) + 4 * i][4 * lane] = floats_of(values[i]);
 }
 
 // --- a thread's place: warps are two by two (queries; tiles, or halves of the elements), lanes 4 by 8.
@@ -101,7 +120,7 @@ struct Mine {
 };
 
 DEV Mine mine() {
-  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  int i = thread_now(), lane = i & 31, warp = i >> 5;
   Mine o;
   o.q = (warp & 1) * 32 + 4 * ((lane >> 1 & 1) | (lane >> 3 & 2));
   o.side = warp >> 1, o.c = (lane & 1) | (lane >> 1 & 6);
@@ -117,24 +136,22 @@ DEV void eight(const float* row, int q, float* to) {
 
 DEV int query(const Mine& me, int u) { return me.q + (u & 3) + 16 * (u >> 2); }
 
-// STRIPES stripes of the scores, from `stripe` on. What the next step takes is read during this one.
-DEV void add_stripes(const Room& room, const Mine& me, int stripe, float (*score)[4]) {
+// The scores of the STRIPES stripes that are there.
+DEV void add_stripes(const Room& room, float (*score)[4]) {
+  Mine me = mine();
 #pragma unroll 1
   for (int k = 0; k < STRIPES; k++) {
-    const float *queries = room.q[stripe + k], *row = room.k[k * EIGHTHS] + me.side * TILE + 4 * me.c;
-    float acc[8][4], q[8], next[8];
-    eight(queries, me.q, next);
-    float4 f, other = *(const float4*)row;
-    EACH(n, EIGHTHS) {
-      EACH(u, 8) q[u] = next[u];
-      f = other;
-      eight(queries + (n + 1) * 8 * QUERIES, me.q, next);
-      other = *(const float4*)(row + (n + 1) * (SPAN + 4));
+    const float *queries = room.q[k * EIGHTHS], *row = room.k[k * EIGHTHS] + me.side * TILE + 4 * me.c;
+    float acc[8][4], q[8];
+    EACH(u, 8)
+      EACH(x, 4) acc[u][x] = 0.f;
+#pragma unroll 8
+    for (int n = 0; n < EIGHTHS; n++) {
+      eight(queries + n * (QUERIES + 4), me.q, q);
+      float4 f = *(const float4*)(row + n * (SPAN + 4));
       EACH(u, 8) {
-        acc[u][0] = fma_(q[u], f.x, n ? acc[u][0] : 0.f);
-        acc[u][1] = fma_(q[u], f.y, n ? acc[u][1] : 0.f);
-        acc[u][2] = fma_(q[u], f.z, n ? acc[u][2] : 0.f);
-        acc[u][3] = fma_(q[u], f.w, n ? acc[u][3] : 0.f);
+        acc[u][0] = fma_(q[u], f.x, acc[u][0]), acc[u][1] = fma_(q[u], f.y, acc[u][1]);
+        acc[u][2] = fma_(q[u], f.z, acc[u][2]), acc[u][3] = fma_(q[u], f.w, acc[u][3]);
       }
     }
     EACH(u, 8)
@@ -143,7 +160,8 @@ DEV void add_stripes(const Room& room, const Mine& me, int stripe, float (*score
 }
 
 // Scores go where the weights will be.
-DEV void keep_scores(Room& room, const Mine& me, float (*score)[4]) {
+DEV void keep_scores(Room& room, float (*score)[4]) {
+  Mine me = mine();
   EACH(x, 4) {
     float* to = room.p[me.side * TILE + me.c + 8 * x] + me.q;
 #pragma unroll
@@ -163,7 +181,8 @@ struct Share {
 
 DEV Share share(const Room& room, int span) {
   Share o;
-  o.q = threadIdx.x % QUERIES, o.t = threadIdx.x / QUERIES;
+  int i = thread_now();
+  o.q = i % QUERIES, o.t = i / QUERIES;
   o.a = room.first[o.q] - span - o.t * TILE, o.b = room.last[o.q] + 1 - span - o.t * TILE;
   return o;
 }
@@ -224,7 +243,8 @@ struct alignas(4 * VEC) Few {
 
 // CHUNK positions of the weighted sum, the first of them number `from` of the span.
 template <bool EDGE>
-DEV void add_values(const Room& room, const Mine& me, int from, float (*o)[GROUPS * VEC]) {
+DEV void add_values(const Room& room, int from, float (*o)[GROUPS * VEC]) {
+  Mine me = mine();
   if (from % TILE == 0) {
     float shrink[8];
     eight(room.shrinks[from / TILE], me.q, shrink);
@@ -250,7 +270,8 @@ DEV void add_values(const Room& room, const Mine& me, int from, float (*o)[GROUP
 // The split that ends before `span` goes into the sum over splits, whose vector lies in `out`; a thread
 // writes there what it alone reads. A negative `a`: the query has no position in this split; a negative
 // `b`: it has none in those before.
-DEV void fold_split(Room& room, const Mine& me, int span, float* out, float (*o)[GROUPS * VEC]) {
+DEV void fold_split(Room& room, int span, float* out, float (*o)[GROUPS * VEC]) {
+  Mine me = mine();
   int split = (span - 1) / SPLIT * SPLIT, i = threadIdx.x;
   if (i < QUERIES) {
     float m = room.m[i], l = room.l[i], a = -1.f, b = -1.f;
@@ -285,23 +306,24 @@ DEV void fold_split(Room& room, const Mine& me, int span, float* out, float (*o)
 
 // Scores, weights and weighted values of one span. Values are asked for ahead; keys are not (that many
 // registers there are not), but the other blocks of the processor compute meanwhile.
-DEV void take_span(Room& room, const Mine& me, int width, int span, float (*o)[GROUPS * VEC]) {
+DEV void take_span(Room& room, const float* q, int width, int span, float (*o)[GROUPS * VEC]) {
   const Seen& seen = room.seen;
-  bool edge = span < seen.full || span + SPAN > seen.until;
   float score[8][4];
   EACH(u, 8)
     EACH(x, 4) score[u][x] = -0.f;  // -0 + x is x, whatever x is
 #pragma unroll 1
   for (int stripe = 0; stripe < 8; stripe += STRIPES) {
     if (stripe) __syncthreads();
+    take_queries(room, q, stripe);
     Four keys[KEYS];
     bring_keys(keys, seen, width, span, stripe);
     put_keys(room, keys);
     __syncthreads();
-    add_stripes(room, me, stripe, score);
+    add_stripes(room, score);
   }
   __syncthreads();
-  keep_scores(room, me, score);
+  keep_scores(room, score);
+  bool edge = span < seen.full || span + SPAN > seen.until;
   Four values[VALUES];
   bring_values(values, seen, width, span);
   __syncthreads();
@@ -321,8 +343,8 @@ DEV void take_span(Room& room, const Mine& me, int width, int span, float (*o)[G
       __syncthreads();
     }
     if (from + CHUNK < end) bring_values(values, seen, width, span + from + CHUNK);
-    if (edge) add_values<true>(room, me, from, o);
-    else add_values<false>(room, me, from, o);
+    if (edge) add_values<true>(room, from, o);
+    else add_values<false>(room, from, o);
     __syncthreads();
   }
 }
@@ -336,16 +358,11 @@ prompt_attention(const float* q, float* out, const int* positions, const Place* 
   // the last tokens see most: they come first, so that the short ones fill what is left at the end
   int begin = (gridDim.y - 1 - blockIdx.y) * QUERIES, last = begin + QUERIES - 1;
   if (last >= tokens * group) last = tokens * group - 1;
-  for (int i = threadIdx.x; i < QUERIES * HEAD_DIM / 4; i += 128) {
-    int n = i % QUERIES, x = i / QUERIES * 4, pair = begin + n < last ? begin + n : last;
-    int token = pair / group, row = token * kv_heads * group + blockIdx.x * group + pair % group;
-    float4 f = *(const float4*)(q + (size_t)row * HEAD_DIM + x);
-    room.q[x][n] = mul(f.x, SCALE), room.q[x + 1][n] = mul(f.y, SCALE);
-    room.q[x + 2][n] = mul(f.z, SCALE), room.q[x + 3][n] = mul(f.w, SCALE);
-    if (x) continue;
-    int p = positions[token];
+  if (threadIdx.x < QUERIES) {
+    int n = threadIdx.x, pair = begin + n < last ? begin + n : last, token = pair / group;
+    int row = token * kv_heads * group + blockIdx.x * group + pair % group, p = positions[token];
     room.last[n] = p, room.first[n] = window && p - window + 1 > 0 ? p - window + 1 : 0;
-    room.row[n] = begin + n <= last ? row : -1;
+    room.row[n] = begin + n <= last ? row : ~row;
     room.m[n] = -float_of(0x7f800000u), room.l[n] = 0.f;
   }
   __syncthreads();
@@ -360,16 +377,16 @@ prompt_attention(const float* q, float* out, const int* positions, const Place* 
     room.seen.until = room.last[0] + 1, room.seen.high = room.last[QUERIES - 1] + 1;
   }
   __syncthreads();
-  Mine me = mine();
   float o[8][GROUPS * VEC];
   EACH(u, 8)
     EACH(e, GROUPS * VEC) o[u][e] = 0.f;
   int span = room.seen.low / SPAN * SPAN;
   for (; span < room.seen.high; span += SPAN) {
-    if (span % SPLIT == 0 && span > room.seen.low) fold_split(room, me, span, out, o);
-    take_span(room, me, width, span, o);
+    if (span % SPLIT == 0 && span > room.seen.low) fold_split(room, span, out, o);
+    take_span(room, q, width, span, o);
   }
-  fold_split(room, me, span, out, o);
+  fold_split(room, span, out, o);
+  Mine me = mine();
 #pragma unroll 1
   for (int u = 0; u < 8; u++) {
     int n = query(me, u), row = room.row[n];
