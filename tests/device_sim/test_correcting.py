@@ -26,11 +26,11 @@ class Rounds:
         self.real, self.misses = real, misses
         self.times, self.counts = (np.zeros((layers, 2), np.int64) for _ in range(2))
         self.correction = Correction(self.times, self.counts, 1e9, BLOB, TOP)
-        self.now = 0
+        self.now, self.told = 0, 0
 
     def one(self, split, slower=1.0):
         for layer in range(len(self.times)):
-            mine = self.misses - int(split.table[self.misses])
+            mine = self.told or self.misses - int(split.table[self.misses])
             self.counts[layer] = mine, mine > 0
             took = slower * self.real.seconds(mine * BLOB) * 1e9
             self.times[layer] = self.now, self.now + took
@@ -95,6 +95,15 @@ def test_the_cpu_keeps_something_to_be_seen_by():
         assert not found.takes_all(TOP)
         split = found
     assert found is None
+
+
+def test_a_link_that_takes_every_miss_keeps_them():
+    """The CPU has what the link cannot reach; in other layers rounds were made without it."""
+    split = measured(cpu=Lane(1e-3, 1e9))
+    assert split.takes_all(TOP)
+    rounds = Rounds(Lane(10e-6, 90e9))
+    rounds.told = 3
+    assert rounds.until_changed(split) == (10 * PERIOD, None)
 
 
 def test_bits_stay_while_the_table_changes(lab, tiny_file, monkeypatch):

@@ -77,7 +77,8 @@ class Correction:
 
     def _corrected(self, split: Split, ratio: float) -> Split | None:
         """The split with a CPU that takes `ratio` of the time that it was said to take."""
-        if split.cpu is None or split.link is None:
+        # rounds were made without the CPU in layers where the link can take every miss
+        if split.cpu is None or split.link is None or split.takes_all(self.top_k):
             return None
         cpu = Lane(split.cpu.start * ratio, split.cpu.rate / ratio)
         table = by_lanes(len(split.table) - 1, int(self.nbytes), split.link, cpu)
