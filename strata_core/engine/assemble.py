@@ -260,7 +260,7 @@ class _Parts:
             progress=self.progress,
             excluded=excluded,
             ranking=prepared.ranking,
-            budget=prepared.plan.budget,
+            budget=prepared.plan.expert_room,
         )
         self.sources.append(_made("source", offer, lambda: offer.record.build(context), Source))
         return self.sources[-1]

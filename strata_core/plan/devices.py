@@ -151,7 +151,8 @@ def lay_out(request: PlanRequest, source: str, context: int) -> Layout:
     spare = spares(counts[0], sizes.count, accelerator.pace.at_once)
     caches = (evolve(caches[0], spare=spare), *caches[1:])
     small = _small(accelerator, sizes, spare)
-    host = _host_experts(accelerator, sizes, source, sum(counts), spare)
+    beside = small + BASE_BYTES + (sizes.embedding if pinned else 0)
+    host = _host_experts(request, source, sum(counts), spare, beside)
     pinning = _pinning(accelerator, sizes, source, host, small)
     return Layout(
         vram=tuple(
@@ -297,17 +298,17 @@ def _small(accelerator: Accelerator, sizes: Sizes, spare: int) -> int:
     return small + sizes.moving if fits else small
 
 
-def _host_experts(
-    accelerator: Accelerator, sizes: Sizes, source: str, cached: int, spare: int
-) -> int:
-    """Bytes of experts that the source keeps in RAM."""
+def _host_experts(request: PlanRequest, source: str, cached: int, spare: int, beside: int) -> int:
+    """Bytes of experts that the source keeps in RAM, of which `beside` bytes are something else."""
+    accelerator, sizes = _accelerator(request), request.sizes
     if source == "arena":
         return sizes.experts
-    if source != "sliced-pinned":
+    if source != "sliced-pinned" or cached >= sizes.count:
         return 0
-    # what prompts borrow the slots of is kept there meanwhile
-    beside = spare + lendable(cached, sizes.count, sizes.layers)
-    outside = sizes.blobs(sizes.count - cached + beside) if cached < sizes.count else 0
+    outside = sizes.blobs(sizes.count - cached + spare)
+    # what prompts borrow the slots of is kept there meanwhile, as far as that has room
+    lent = sizes.blobs(lendable(cached, sizes.count, sizes.layers))
+    outside += max(0, min(lent, request.room - beside - outside))
     return outside if accelerator.resident is None else min(outside, accelerator.resident)
 
 

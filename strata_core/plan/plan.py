@@ -122,6 +122,14 @@ class Plan:
         found = {tier.name: tier for tier in self.tiers}
         return found[name]
 
+    @property
+    def expert_room(self) -> int | None:
+        """Bytes of host memory that the source may keep experts in; None where that is all."""
+        if self.source != "sliced-pinned":
+            return self.budget
+        ram = self.tier("ram")
+        return ram.have - sum(item.nbytes for item in ram.items if item.name != EXPERTS)
+
     def as_json(self) -> dict[str, Any]:
         """The plan as a member of a `--json` document; sizes in bytes."""
         return {

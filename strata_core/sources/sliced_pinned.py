@@ -237,7 +237,9 @@ def build(context: SourceContext) -> Source:
     room = sum(size * count for size, count in spare.items())
     budget = None if limit is None else int(limit * 2**30) - room
     held = residents(experts, wanted, budget)
-    left = None if budget is None else budget - sum(stride(experts.layouts[e.layer]) for e in held)
+    taken = sum(stride(experts.layouts[e.layer]) for e in held)
+    rooms = [budget, None if context.budget is None else context.budget - room]
+    left = min((most - taken for most in rooms if most is not None), default=None)
     last = _for_prompts(context, left if len(held) == len(wanted) else 0)
     _LOG.info(
         "resident experts: %d in memory (%s), %d on devices, %d read from the mapped file",

@@ -13,6 +13,7 @@ from strata_core.memory.address import address_of, bytes_at
 from strata_core.memory.host import HostAllocator
 from strata_core.memory.ledger import PINNED
 from strata_core.plan.lending import lendable
+from strata_core.plan.moving import slot_bytes
 from strata_core.sources import arena, sliced_pinned
 from strata_core.testing.machines import recorded_pc
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
@@ -121,6 +122,21 @@ def test_a_refusal_leaves_later_layers_to_the_cpu(bench, checkpoint, n: int) -> 
     dma = {expert.layer for expert, place in where.items() if place == "dma"}
     assert dma == set(layers[: n - 1]), "each layer is a slice, and no expert lies in two"
     source.close()
+
+
+def test_prompts_borrow_no_more_than_the_plan_has_room_for(bench, checkpoint) -> None:
+    excluded = frozenset(everything(checkpoint)[::3])
+    kept = EXPERTS * LAYERS - len(excluded)
+    each = slot_bytes(checkpoint.experts.layouts[0])
+    for more in (0, 1, 2):
+        b = bench()
+        budget = (kept + more) * each
+        source = sliced_pinned.build(
+            context(checkpoint, b.allocator, excluded=excluded, budget=budget)
+        )
+        assert set(check(checkpoint, source, b.runtime).values()) == {"dma", "file"}
+        assert len(source._arena.places._free) == more
+        source.close()
 
 
 def test_what_devices_hold_is_not_kept_twice(bench, checkpoint) -> None:

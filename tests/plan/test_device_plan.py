@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from strata_core.plan.devices import Bulk, default_reserve
 from strata_core.plan.explain import does_not_fit, explain, plan_degradations
+from strata_core.plan.lending import lendable
 from strata_core.plan.moving import Pace
 from strata_core.plan.plan import Plan, Tier, make_plan
 
@@ -100,6 +101,20 @@ def test_the_resident_complement_is_what_no_device_holds() -> None:
 def test_the_ladder_of_sources(ram: int, source: str) -> None:
     plan = make_plan(request(1000, more={"ram": ram * MIB}))
     assert (plan.source, plan.fits) == (source, True)
+
+
+def test_copies_for_prompts_take_what_is_left_and_push_no_source_aside() -> None:
+    layered = evolve(SIZES, layers=10)
+    bare = make_plan(request(1000, more={"ram": 2000 * MIB, "source": "sliced-pinned"}))
+    needed, outside = tier(bare, "ram").need, held(bare, "ram")["experts"]
+    assert bare.expert_room == 2000 * MIB - needed + outside * MIB
+    whole = 2 * lendable(262, 1000, 10)
+    for more, copies in ((0, 0), (100, 100), (whole, whole), (whole + 200, whole)):
+        ram = needed + more * MIB
+        plan = make_plan(request(1000, more={"ram": ram, "sizes": layered}))
+        assert (plan.source, plan.fits) == ("sliced-pinned", True)
+        assert held(plan, "ram")["experts"] == outside + copies
+        assert plan.expert_room == (outside + more) * MIB
 
 
 def test_the_context_gets_half_of_what_caches_leave() -> None:
