@@ -87,6 +87,19 @@ def test_a_ring_of_few_buffers_waits_and_tells(bind):
     assert sums["wait"] > 0.1 * sums["compute"]
 
 
+def test_a_short_prompt_borrows_two_waves_and_a_long_one_all(bind, monkeypatch):
+    """Each lent slot is copied out and back, and its expert is a miss meanwhile."""
+    monkeypatch.setattr(prompt_room, "WAVE", 1)
+    bound = bind(16)
+    borrowed, slot = bound.executor._prompts.borrowed, bound.executor.open_sequence()
+    for size, lent in ((4, 2), (32, lendable(16, EXPERTS * LAYERS, LAYERS)), (4, 2)):
+        bound.executor.run(chunk(IDS[:size], 0, slot, [size - 1]))
+        assert sum(map(len, borrowed.ring.parts)) == lent
+        bound.executor.run(chunk(IDS[size : size + 1], size, slot, [0], "window"))
+        assert all(same for _, same in bound.slots())
+    assert lent < len(borrowed.slots)
+
+
 DEPTHS = (
     ("page-locked", 4, 16, 1),
     ("page-locked", 12, 33, 2),

@@ -176,11 +176,12 @@ class PromptPath:
         chunk = self._lowered(tokens)
         if self._timed is not None:
             self._timed.begin(self.stream)
-        if self.borrowed.borrow():
+        every = asks_for_all(tokens, self.model.shape.top_k, self.model.experts)
+        if self.borrowed.borrow(many=every):
             self._waves.clear()
         self.places.exchange.fill_frame(number, window, places, self.model.program)
         first, rest = chunk.segments[0], chunk.segments[1:]
-        if asks_for_all(tokens, self.model.shape.top_k, self.model.experts):
+        if every:
             if not self._waves:
                 self._plan_all()
             first = Segment([*first.items, chunk.lowering.table(None)], first.layer)

@@ -60,21 +60,25 @@ class Borrowed:
         """Whether slots are without their experts, which nobody has begun to bring back."""
         return self._lent
 
-    def borrow(self) -> bool:
-        """Have slots for a chunk; whether they are others than before. Raises StrataError."""
+    def borrow(self, *, many: bool) -> bool:
+        """Have slots for a chunk; whether they are others than before. Raises StrataError.
+
+        `many`: as many as copies run ahead through; two waves do for a chunk that waits for its
+        picks in every layer, and leave more experts in their slots.
+        """
         self._refilling = False  # copies back come before those of this chunk, in their stream
         fresh = self._loan is None
         if self._loan is None:
-            self._take()
+            self._take(self.most if many else min(self.most, 2 * self.wave))
         assert self._loan is not None, "it was taken"
         self._lent = bool(self._loan.experts)
         return fresh
 
-    def _take(self) -> None:
+    def _take(self, most: int) -> None:
         places = dict(self.pool.places) if self.pool is not None else {}
         loan = Loan()
         if len(places) < self.everyone:
-            loan = lend(self.pool, self.largest, self.most, self.lost.vacated)
+            loan = lend(self.pool, self.largest, most, self.lost.vacated)
         buffers = loan.buffers or self.own
         if not buffers and len(places) < self.everyone:
             raise EngineError(
@@ -191,7 +195,3 @@ class Borrowed:
             move = source.begin_promote(expert)
             if move is not None:
                 source.commit(move)
-
-    def close(self) -> None:
-        """Nothing is lent any more; the source keeps what it has."""
-        self._kept.clear()
