@@ -23,6 +23,7 @@ from strata_core.plan.speed import Rate
 
 if TYPE_CHECKING:
     from strata_core.plan.plan import Plan, PlanRequest
+    from strata_core.runtime import Device
 
 MOST = 8192
 """The longest chunk that is taken without being asked for."""
@@ -125,8 +126,35 @@ def suiting(
 ) -> tuple[Sizes, str, Iterator[Sizes]]:
     """The sizes with the chunk that suits, why, and those with shorter chunks.
 
-    `found` has sizes with shorter and shorter chunks; `make` plans a request.
+    `found` has sizes with shorter and shorter chunks; `make` plans a request. A chunk that nobody
+    asked for never keeps a model from fitting that a shorter one leaves room for.
     """
+    sizes, because, rest = _balanced(found, request, make)
+    if _has_room(sizes, request, make):
+        return sizes, because, rest
+    others = list(rest)
+    for number, shorter in enumerate(others):
+        if _has_room(shorter, request, make):
+            label = _first(request).label
+            because = f"as long as {label} has room for beside the rest"
+            return shorter, because, iter(others[number + 1 :])
+    return sizes, because, iter(others)
+
+
+def _first(request: PlanRequest) -> Device:
+    assert request.accelerator is not None, "callers ask for devices where there are some"
+    return request.accelerator.devices[0]
+
+
+def _has_room(sizes: Sizes, request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> bool:
+    """Whether the first device has room for a chunk and everything else."""
+    return not make(evolve(request, sizes=sizes)).tier("vram0").short_by
+
+
+def _balanced(
+    found: Iterable[Sizes], request: PlanRequest, make: Callable[[PlanRequest], Plan]
+) -> tuple[Sizes, str, Iterator[Sizes]]:
+    """The chunk by what it copies and computes, and by its part of the device's memory."""
     accelerator = request.accelerator
     assert accelerator is not None, "callers ask for devices where there are some"
     candidates = iter(found)
@@ -137,8 +165,7 @@ def suiting(
             candidates = chain([shorter], candidates)
             break
         sizes = shorter
-        label = accelerator.devices[0].label
-        because = f"as long as a {SHARE}th of {label}'s memory has room for"
+        because = f"as long as a {SHARE}th of {_first(request).label}'s memory has room for"
     for shorter in candidates:
         if shorter.chunk < USUAL or not _covered(shorter, request, make):
             return sizes, because, chain([shorter], candidates)

@@ -83,6 +83,18 @@ def test_a_large_model_has_the_chunk_that_its_link_asks_for(cache, link, tokens)
     assert plan.as_json()["prompts"]["tokens"] == tokens
 
 
+def test_no_model_is_refused_for_a_chunk_that_nobody_asked_for() -> None:
+    """Keys and values of a context that was asked for leave less than would suit."""
+    wanted = evolve(large(0, 25e9, 24_000), context=235_000)
+    sizes, because, shorter = suiting(candidates(wanted.sizes, 150 << 10), wanted, decide)
+    assert sizes.chunk == 4096
+    assert because == "as long as DEV0 has room for beside the rest"
+    assert [other.chunk for other in shorter] == [USUAL, 1024, 256, 64]
+    assert decide(evolve(wanted, sizes=sizes)).fits
+    plan = decide(evolve(wanted, sizes=candidates(wanted.sizes, 150 << 10)[0]))
+    assert plan.tier("vram0").short_by > 0
+
+
 def test_a_chunk_that_was_named_says_so() -> None:
     wanted = large(0)
     plan = make_plan(evolve(wanted, sizes=candidates(wanted.sizes, 0)[3]))
@@ -127,8 +139,12 @@ def test_the_chunk_is_the_shortest_that_covers_its_copies(
     left = list(shorter)
     # none is lost: what does not fit after all is proposed with a shorter one
     assert [s.chunk for s in left] == [n for n in LENGTHS if n < chosen.chunk]
+    roomy = [s for s in all_sizes if not decide(evolve(wanted, sizes=s)).tier("vram0").short_by]
+    assert chosen in roomy or not roomy, "no model is refused for a chunk that nobody asked for"
     room = wanted.accelerator.room(0) // SHARE
-    assert chosen.prompt <= room or chosen is all_sizes[-1]
+    assert chosen.prompt <= room or chosen is all_sizes[-1] or not roomy
+    if roomy != all_sizes:
+        return
 
     def covers(one: Sizes) -> bool:
         asked = evolve(wanted, sizes=one)
