@@ -13,7 +13,7 @@ import click
 from strata_core.cli.command import Invocation, command, model_argument
 from strata_core.cli.loading import chosen, facts, loaded, notes
 from strata_core.cli.numbers import whole
-from strata_core.cli.timeline import timed_prompt, timeline_path, timeline_text
+from strata_core.cli.timeline import check_timeline, timed_prompt, timeline_path, timeline_text
 from strata_core.cli.words import table
 from strata_core.errors import EngineError, UsageError
 from strata_core.setting_table import LOADING
@@ -128,6 +128,8 @@ def _show(
     invocation: Invocation, name: str, model: Model, bench: Bench, timed: Path | None
 ) -> None:
     """Run everything, and show the figures."""
+    if timed is not None:  # before the runs, which may take long
+        check_timeline(model, timed)
     console, progress = invocation.console, invocation.console.progress()
     progress.begin("bench", bench.runs, "runs")
     started = time.perf_counter()

@@ -43,14 +43,20 @@ def timeline_path(asked: str | None, prompt: int) -> Path | None:
     return path
 
 
+def check_timeline(model: Model, path: Path) -> None:
+    """Raise UsageError where the backend tells no times, or the file is one of the model's own."""
+    refuse_own_file(path, model.checkpoint, "the timeline", "--timeline")
+    with model.timed_prompts():
+        pass
+
+
 def timed_prompt(
     model: Model, path: Path, ids: tuple[int, ...], generate: Callable[..., Any]
 ) -> list[Mapping[str, Any]]:
     """Run a prompt once more with timed events, and write what they tell to `path`.
 
-    Raises UsageError where the backend tells nothing, or not of a prompt of this length.
+    `check_timeline` came first. Raises UsageError where nothing is told of a prompt of this length.
     """
-    refuse_own_file(path, model.checkpoint, "the timeline", "--timeline")
     with model.timed_prompts() as chunks:
         generate(ids, (), 0)
         found = list(chunks())

@@ -10,6 +10,7 @@ import pytest
 
 from strata_core.cli.loading import LANES
 from strata_core.cli.timeline import timeline_text
+from strata_core.engine import bench
 
 SMALL = ("-p", "24", "-n", "3", "-r", "2")
 
@@ -181,3 +182,11 @@ def test_a_timeline_that_cannot_be(more, what, strata, tmp_path, monkeypatch) ->
     assert result.code == 2
     assert what in result.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backend_without_times_is_told_before_the_runs(strata, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(bench.Bench, "measure", lambda *_args, **_named: pytest.fail("it ran"))
+    path = tmp_path / "timeline.json"
+    result = strata("bench", "demo", "-p", "20", "-n", "1", "--timeline", str(path))
+    assert result.code == 2
+    assert "backend cpu does not tell" in result.err
