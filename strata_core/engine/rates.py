@@ -46,8 +46,9 @@ DEFAULTS: Mapping[Lane, float] = {"vram": 1189e9, "link": 50e9, "file": 1.4e9}
 HOST_A_THREAD, HOST_MOST = 9.5e9, 91e9
 """What the CPU's threads read of host memory there: each alone, and 16 of them together."""
 
-OPS_A_UNIT = 84e12 / 132
-"""Operations a second of a prompt's products for each of a device's units; that machine's too."""
+OPS_A_UNIT, PLAIN_OPS_A_UNIT = 84e12 / 132, 13e12 / 132
+"""Operations a second of a prompt's products for each multiprocessor, with its matrix units and
+where it has none; that machine's too."""
 
 OPS_A_THREAD = 50e9
 """The same of a CPU's thread."""
@@ -76,7 +77,7 @@ def pace(
     threads = settings.threads or threads_of(machine)
     host = min(HOST_MOST, HOST_A_THREAD * threads)
     defaults: dict[Lane, float] = {**DEFAULTS, "host": host}
-    compute = OPS_A_UNIT * devices[0].units if devices else 0.0
+    compute = _compute(devices[0]) if devices else 0.0
     if is_simulated(backend):
         defaults |= {"vram": host, "link": host}
         compute = OPS_A_THREAD * threads
@@ -90,6 +91,11 @@ def pace(
         cached=machine.memory_available,
         compute=Rate(compute, RECORDED) if devices and compute else None,
     )
+
+
+def _compute(device: Device) -> float:
+    """Operations a second of a prompt's products there."""
+    return device.units * (OPS_A_UNIT if device.matrix else PLAIN_OPS_A_UNIT)
 
 
 def token_ops(checkpoint: Checkpoint, program: Program) -> int:

@@ -13,10 +13,14 @@ import strata_core
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.config import resolve
 from strata_core.engine.prepare import prepare
-from strata_core.engine.rates import MEASURED, RECORDED, recalled, remember
+from strata_core.engine.rates import MEASURED, RECORDED, pace, recalled, remember
+from strata_core.engine.tier import Known
+from strata_core.interfaces import API, BackendRecord, Usable
 from strata_core.machine import read_machine
 from strata_core.machine.process import process_memory
+from strata_core.model.build import build_program
 from strata_core.plan.sizes import SLOTS
+from strata_core.runtime import Device
 from strata_core.testing.sim import SimRuntime
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
 
@@ -182,3 +186,24 @@ def test_a_machine_of_another_shape_has_rates_of_its_own(
             SimRuntime, "devices", lambda self: [evolve(d, **renamed) for d in real(self)]
         )
     assert recalled(file(**other)) == {}
+
+
+@pytest.mark.parametrize(("matrix", "tops"), [(True, 84.0), (False, 13.0)])
+def test_a_device_without_matrix_units_computes_prompts_more_slowly(model: Path, matrix, tops):
+    checkpoint, settings = open_checkpoint(model), resolve({}, {})
+    program = build_program(checkpoint.hyper)
+    device = Device(
+        index=0,
+        label="A0",
+        name="a",
+        architecture="a",
+        total=1 << 34,
+        units=132,
+        warp=32,
+        matrix=matrix,
+    )
+    record = BackendRecord(
+        name="real", summary="a device", api=API, probe=lambda m: Usable(""), build=lambda c: None
+    )
+    found = pace(checkpoint, program, settings, read_machine(), Known(), record, None, (device,))
+    assert found.compute.bytes_s == pytest.approx(tops * 1e12)

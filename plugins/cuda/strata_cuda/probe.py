@@ -33,6 +33,9 @@ DRIVER = 12000
 CAPABILITY = (7, 0)
 """Oldest compute capability: loads and stores ordered between GPU and host begin there."""
 
+MATRIX_CAPABILITY = (7, 5)
+"""Compute capability from which on devices multiply matrices of bytes."""
+
 WARP = 32
 """Threads that run together, on every device there is."""
 
@@ -83,6 +86,7 @@ def planned_devices(machine: Machine, _options: Mapping[str, Any]) -> Sequence[D
             total=device["memory"],
             units=device.get("units", 0),
             warp=WARP,
+            matrix=tuple(device["capability"]) >= MATRIX_CAPABILITY,
         )
         for index, device in enumerate(answer["devices"])
     ]

@@ -22,6 +22,7 @@ from strata_cuda.binding import (
 )
 from strata_cuda.compiler import Compiler
 from strata_cuda.early import FIRST, early_config
+from strata_cuda.probe import MATRIX_CAPABILITY
 
 PORTABLE_AND_MAPPED = 3
 """cudaHostAllocPortable | cudaHostAllocMapped, and the same of cudaHostRegister."""
@@ -49,9 +50,6 @@ TIMER = 1e9
 
 ARGS_END = 0
 """CU_LAUNCH_PARAM_END, the mark that closes `extra` of cuLaunchKernel."""
-
-MATRIX_FROM = 75
-"""Compute capability, times ten, from which on devices multiply matrices of bytes."""
 
 MOST_COMPILERS = 8
 """Kernels that are compiled at once."""
@@ -182,7 +180,7 @@ class _Driver:
             units=int(facts["multiProcessorCount"]),
             warp=int(facts["warpSize"]),
             shared=int(facts["sharedMemPerBlockOptin"]),
-            matrix=10 * facts["major"] + facts["minor"] >= MATRIX_FROM,
+            matrix=(facts["major"], facts["minor"]) >= MATRIX_CAPABILITY,
         )
 
     def alias(self, verb: str, address: int) -> int | None:

@@ -116,6 +116,7 @@ def test_devices_for_planning(record):
     first, second = backend.devices(ready, {})
     assert (first.label, first.architecture, first.total) == ("CUDA0", "sm_60", 16 << 30)
     assert (second.index, second.name, second.units, second.warp) == (1, "H200", 132, 32)
+    assert (first.matrix, second.matrix) == (False, True)
     assert backend.devices(record({}, adapters=CARD), {}) == ()
     assert backend.devices(record({}, os="macos"), {}) == ()
 
