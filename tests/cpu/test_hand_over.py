@@ -50,7 +50,8 @@ class Line:
         return self.step("launch", function, graph, 99, self.failure.ctypes.data, label)
 
     def wait(self, label=0, seconds=60.0, give_way=True, clock=None):
-        clock = clock or host_clock()
+        self.keep.append(clock)  # its function is gone with it
+        clock = clock.as_clock() if clock else host_clock()
         bound = int(seconds * clock.ticks)
         where = (self.word.ctypes.data, self.wanted.ctypes.data)
         how = (bound, clock.function, clock.number, yield_function() if give_way else 0)
@@ -105,7 +106,7 @@ def test_a_wait_ends_when_the_word_has_the_number(library, pool):
         line.word[0] = number
 
     clock = TestClock(answer)
-    waits = line.wait(clock=clock.as_clock())
+    waits = line.wait(clock=clock)
     pool.run(Schedule.of([Phase((waits, line.launch(1)), leader=True)]))
     assert clock.looks == 5
     assert len(line.seen) == 1
@@ -117,7 +118,7 @@ def test_a_wait_ends_when_the_word_has_the_number(library, pool):
 def test_a_wait_is_bounded_and_what_follows_falls_through(library, pool, give_way):
     line, clock = Line(library), TestClock()
     line.wanted[0] = 5
-    waits = line.wait(3, 0.05, give_way, clock.as_clock())
+    waits = line.wait(3, 0.05, give_way, clock)
     late = Phase((waits, line.launch(1), line.wait(4)), leader=True)
     pool.run(Schedule.of([late, late]))
     assert clock.looks == 7, "the first look begins, the seventh is after more than five hundredths"
@@ -145,7 +146,7 @@ def test_an_answer_that_came_while_the_host_was_held_up_is_in_time(library, pool
         if number > 6:
             line.word[0] = 5
 
-    waits = line.wait(3, 0.05, clock=TestClock(held_up).as_clock())
+    waits = line.wait(3, 0.05, clock=TestClock(held_up))
     pool.run(Schedule.of([Phase((waits, line.launch(1)), leader=True)]))
     assert line.failure.tolist() == [NO_FAILURE, 0]
     assert len(line.seen) == 1
