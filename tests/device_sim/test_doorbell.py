@@ -15,7 +15,7 @@ from strata_core.errors import DeviceError, EngineError
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.device.dispatch import MOST_TIME_OUTS, Dispatcher
 from strata_core.kernels.device.exchange import LINE
-from strata_core.kernels.device.rounds import Hand
+from strata_core.kernels.device.rounds import Hand, Maker
 from strata_core.memory.address import bytes_at
 from strata_core.runtime import WaitClock
 from strata_core.sources.mmap import MappedFile
@@ -347,6 +347,28 @@ def test_auto_times_rounds_of_either_kind(lab, tiny_file, caplog):
     assert not any(row.any() for row in executor.picks().values())
     assert lab.logits(executor, size=2).tobytes() == lab.cpu(checkpoint).tobytes()
     end(lab, backend, source, executor)
+
+
+def test_a_doorbell_that_cannot_be_made_is_an_error_only_where_it_was_asked_for(
+    lab, tiny_file, monkeypatch
+):
+    make = Maker.make
+
+    def refuse(maker, mode, doorbell=None):
+        if doorbell is not None:
+            raise DeviceError("no graph", "out of memory", "none")
+        return make(maker, mode, doorbell)
+
+    monkeypatch.setattr(Maker, "make", refuse)
+    checkpoint = tiny_file()
+    backend, source, executor = bound_to(lab, checkpoint, dispatch="auto", wrap=Unstated)
+    told = executor.lanes()["dispatch"]
+    assert told["mode"] == "stepped"
+    assert told["because"] == "a round could not be made one graph: out of memory"
+    assert lab.logits(executor, size=2).tobytes() == lab.cpu(checkpoint).tobytes()
+    end(lab, backend, source, executor)
+    with pytest.raises(DeviceError, match="no graph"):
+        bound_to(lab, checkpoint, wrap=Unstated)
 
 
 class Timed:

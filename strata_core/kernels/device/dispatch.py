@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import define, field
 
-from strata_core.errors import Degradation
+from strata_core.errors import Degradation, DeviceError
 from strata_core.interfaces import Expert, Source, StableSource, Window
 from strata_core.machine import Machine
 from strata_core.runtime import BoundsWaits, Runtime, StatesLink
@@ -148,6 +148,12 @@ class Dispatcher:
     def stand_aside(self) -> None:
         """No other lane takes part in a round: the device needs nobody to wait for."""
         self.alone, self.because = True, "no other lane takes part"
+
+    def go_without(self, error: DeviceError) -> None:
+        """A doorbell could not be made: an error only where it was asked for."""
+        if self.asked == "doorbell":
+            raise error
+        self.because = f"a round could not be made one graph: {error.why}"
 
     def bound(self, tokens: int) -> float:
         """Seconds that a device waits for the answer to one layer of so many tokens at most.

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from strata_core.errors import EngineError
+from strata_core.errors import DeviceError, EngineError
 from strata_core.interfaces import Expert, ExpertFiles, Window
 from strata_core.kernels.cpu.hand_over import NO_FAILURE
 from strata_core.kernels.cpu.library import Library
@@ -200,6 +200,11 @@ class DeviceExecutor:
 
     def _time_rounds(self) -> None:
         """Have the dispatcher time rounds of one token; nothing of them is counted."""
+        try:
+            self.prepare(Mode(1, 1, 1), doorbell=True)
+        except DeviceError as error:
+            self._maker.runtime.take_error()
+            return self._dispatcher.go_without(error)
         slot, longest = self.open_sequence(), min(SPLIT, self._model.limits.context)
         windows = random_tokens(slot, self._model.program.vocabulary, longest)
 
