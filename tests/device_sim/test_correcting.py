@@ -5,7 +5,6 @@ import pytest
 from attrs import evolve
 from test_split import Pinned, Unstated
 
-from strata_core.kernels.device import correcting
 from strata_core.kernels.device.correcting import LEAST, PERIOD, Correction
 from strata_core.kernels.device.split import Lane, Split, by_lanes, by_share
 from strata_core.memory.address import bytes_at
@@ -85,16 +84,23 @@ def test_too_little_work_tells_nothing():
         assert found is None or number > 2 * PERIOD
 
 
-def test_the_cpu_keeps_something_to_be_seen_by():
-    split = measured(Lane(8e-6, 43e9), Lane(10e-6, 20e9))
-    rounds = Rounds(Lane(1e-3, 1e9))
-    for _ in range(20):
-        _, found = rounds.until_changed(split)
-        if found is None:
-            break
-        assert not found.takes_all(TOP)
-        split = found
-    assert found is None
+def test_a_cpu_that_is_several_times_slower_is_seen_at_the_first_look():
+    split, real = measured(), Lane(CPU.start * 5, CPU.rate / 5)
+    number, found = Rounds(real).until_changed(split)
+    assert number == 2 * PERIOD
+    assert found.cpu.rate == pytest.approx(real.rate, rel=0.05)
+    assert found.table.tolist() == measured(cpu=found.cpu).table.tolist()
+
+
+@pytest.mark.parametrize("slower", [50, 1000])
+def test_a_cpu_that_is_far_slower_keeps_one_expert_to_be_seen_by(slower):
+    split = measured()
+    rounds = Rounds(Lane(CPU.start * slower, CPU.rate / slower))
+    number, found = rounds.until_changed(split)
+    assert number == 2 * PERIOD, "at the first look"
+    assert found.table[: TOP + 1].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7]
+    assert not found.takes_all(TOP)
+    assert rounds.until_changed(found) == (10 * PERIOD, None), "then it stays"
 
 
 def test_a_link_that_takes_every_miss_keeps_them():
@@ -106,7 +112,7 @@ def test_a_link_that_takes_every_miss_keeps_them():
     assert rounds.until_changed(split) == (10 * PERIOD, None)
 
 
-def test_bits_stay_while_the_table_changes(lab, tiny_file, monkeypatch):
+def test_bits_stay_while_the_table_changes(lab, tiny_file):
     """What start-up found is far off here, and so is its table."""
     checkpoint = tiny_file()
     runtime = lab.runtime()
@@ -120,7 +126,6 @@ def test_bits_stay_while_the_table_changes(lab, tiny_file, monkeypatch):
         return evolve(split(*given), table=by_share(16, 0.5), link=link, cpu=cpu)
 
     backend._split = doubtful
-    monkeypatch.setattr(correcting, "STRAY", 1e12)
     executor = lab.bind(backend, checkpoint, source)
     want, before = lab.cpu(checkpoint).tobytes(), executor.lanes()
     assert before["table"] == [0, 0, 1]

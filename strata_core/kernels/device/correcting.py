@@ -25,9 +25,6 @@ LEAST = 32
 TOLERANCE = 0.1
 """Part by which times may differ from what the lane was said to do."""
 
-STRAY = 4.0
-"""A time that is so many times what is expected was somebody else's."""
-
 
 @define(eq=False)
 class Correction:
@@ -44,9 +41,7 @@ class Correction:
     nbytes: float
     top_k: int
     _rounds: int = field(default=0, init=False)
-    _taken: float = field(default=0.0, init=False)
-    _expected: float = field(default=0.0, init=False)
-    _layers: int = field(default=0, init=False)
+    _ratios: list[NDArray[np.float64]] = field(factory=list, init=False)
 
     def after(self, split: Split) -> Split | None:
         """A round of one token is over that `split` held for; the one that is better from now on.
@@ -56,24 +51,28 @@ class Correction:
         self._rounds += 1
         if self._rounds > PERIOD:
             self._watch(split)
-        if self._rounds % PERIOD or self._layers < LEAST:
+        if self._rounds % PERIOD or not self._ratios:
             return None
-        ratio = self._taken / self._expected
-        self._taken = self._expected = 0.0
-        self._layers = 0
+        ratios = np.concatenate(self._ratios)
+        if len(ratios) < LEAST:
+            return None
+        self._ratios.clear()
+        ratio = float(np.median(ratios))
         return self._corrected(split, ratio) if abs(ratio - 1) >= TOLERANCE else None
 
     def _watch(self, split: Split) -> None:
+        """Note, of each layer with work, how many times what was expected it took.
+
+        The median is what counts: the machine's other programs make single layers long.
+        """
         counts = self.counts[:, 0]
         busy = np.flatnonzero(counts)
         if not len(busy) or split.cpu is None:
             return
         taken = (self.times[busy, 1] - self.times[busy, 0]) / self.ticks
-        expected = split.cpu.start + counts[busy] * (self.nbytes / split.cpu.rate)
-        fair = taken < STRAY * expected
-        self._taken += float(taken[fair].sum())
-        self._expected += float(expected[fair].sum())
-        self._layers += int(fair.sum())
+        self._ratios.append(
+            taken / (split.cpu.start + counts[busy] * (self.nbytes / split.cpu.rate))
+        )
 
     def _corrected(self, split: Split, ratio: float) -> Split | None:
         """The split with a CPU that takes `ratio` of the time that it was said to take."""
@@ -84,7 +83,7 @@ class Correction:
         table = by_lanes(len(split.table) - 1, int(self.nbytes), split.link, cpu)
         made = evolve(split, table=table, cpu=cpu, corrections=split.corrections + 1)
         if made.takes_all(self.top_k):
-            return None  # nothing would fall to the CPU, and nobody would see that change
+            table[self.top_k] -= 1  # else nothing would fall to the CPU: nobody would see it change
         _log.info(
             "in rounds the CPU computes %.1f GB/s: of 1 to %d misses of a layer %s go over the "
             "link from now on",
