@@ -13,7 +13,7 @@ import click
 from strata_core.cli.command import Invocation, command, model_argument
 from strata_core.cli.loading import chosen, facts, loaded, notes
 from strata_core.cli.numbers import whole
-from strata_core.cli.timeline import timed_prompt, timeline_path, timeline_text
+from strata_core.cli.timeline import check_timeline, timed_prompt, timeline_path, timeline_text
 from strata_core.cli.words import table
 from strata_core.errors import EngineError, UsageError
 from strata_core.setting_table import LOADING
@@ -120,6 +120,8 @@ def command_object(
         compare(invocation, model, lengths, wanted)
         return
     with loaded(invocation, model, max_context=context) as running:
+        if timed is not None:
+            check_timeline(running, timed)  # a bench takes minutes: better now than at its end
         bench = _bench(running, prompt, decode, repeats, seed)
         _show(invocation, model, running, bench, timed)
 
@@ -136,11 +138,11 @@ def _show(
     finally:
         progress.close()
     took = time.perf_counter() - started
+    machine = _machine(model)
+    console.text(_text(machine, measured))
     chunks: list[Mapping[str, Any]] = []
     if timed is not None:
         chunks = timed_prompt(model, timed, bench.ids("prompt", 0), _generate(model))
-    machine = _machine(model)
-    console.text(_text(machine, measured))
     if chunks:
         console.text(timeline_text(chunks))
     console.document(

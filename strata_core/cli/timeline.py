@@ -43,6 +43,13 @@ def timeline_path(asked: str | None, prompt: int) -> Path | None:
     return path
 
 
+def check_timeline(model: Model, path: Path) -> None:
+    """Raise UsageError where a timeline of the loaded model cannot be had or go to `path`."""
+    refuse_own_file(path, model.checkpoint, "the timeline", "--timeline")
+    with model.timed_prompts():
+        pass
+
+
 def timed_prompt(
     model: Model, path: Path, ids: tuple[int, ...], generate: Callable[..., Any]
 ) -> list[Mapping[str, Any]]:
@@ -50,7 +57,6 @@ def timed_prompt(
 
     Raises UsageError where the backend tells nothing, or not of a prompt of this length.
     """
-    refuse_own_file(path, model.checkpoint, "the timeline", "--timeline")
     with model.timed_prompts() as chunks:
         generate(ids, (), 0)
         found = list(chunks())
