@@ -120,6 +120,8 @@ def command_object(
         compare(invocation, model, lengths, wanted)
         return
     with loaded(invocation, model, max_context=context) as running:
+        if timed is not None:
+            check_timeline(running, timed)  # a bench takes minutes: better now than at its end
         bench = _bench(running, prompt, decode, repeats, seed)
         _show(invocation, model, running, bench, timed)
 
@@ -128,8 +130,6 @@ def _show(
     invocation: Invocation, name: str, model: Model, bench: Bench, timed: Path | None
 ) -> None:
     """Run everything, and show the figures."""
-    if timed is not None:  # before the runs, which may take long
-        check_timeline(model, timed)
     console, progress = invocation.console, invocation.console.progress()
     progress.begin("bench", bench.runs, "runs")
     started = time.perf_counter()
@@ -138,11 +138,11 @@ def _show(
     finally:
         progress.close()
     took = time.perf_counter() - started
+    machine = _machine(model)
+    console.text(_text(machine, measured))
     chunks: list[Mapping[str, Any]] = []
     if timed is not None:
         chunks = timed_prompt(model, timed, bench.ids("prompt", 0), _generate(model))
-    machine = _machine(model)
-    console.text(_text(machine, measured))
     if chunks:
         console.text(timeline_text(chunks))
     console.document(

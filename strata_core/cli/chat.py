@@ -170,33 +170,39 @@ class Talk:
         """The conversation's tokens, its oldest turns left out where there is no room to answer.
 
         Room to answer is a quarter of the context, or what may be generated, if that is less. A
-        turn that is too long by itself is left to the engine to refuse.
+        turn that is too long by itself is left to the engine to refuse; the turns before it stay.
         """
-        context, before = self.model.context, self.left_out
+        context, kept = self.model.context, list(self.messages)
         room = max(1, min(max_tokens, context // 4))
         first = 1 if self.system else 0
-        while len(ids := self._prompt()) + room > context + 1 and len(self.messages) > first + 2:
-            del self.messages[first : first + 2]
-            self.left_out += 2
-        if self.left_out > before:
-            text = f"the oldest {self.left_out} messages are left out by now"
-            if not before:
-                text = (
-                    f"the conversation is longer than the context of {context} tokens: its oldest "
-                    f"{self.left_out} messages are left out from here on; /reset begins a new one, "
-                    "a larger --max-context keeps more where the model allows it"
-                )
-            self.console.note(text)
+        while len(ids := self._prompt(kept)) + room > context + 1 and len(kept) > first + 2:
+            del kept[first : first + 2]
+        if len(kept) < len(self.messages) and len(ids) <= context:
+            self._leave_out(kept)
         return ids
 
-    def _prompt(self) -> list[int]:
+    def _leave_out(self, kept: list[dict[str, str]]) -> None:
+        """Go on with the messages of `kept` alone, and say so."""
+        context, before = self.model.context, self.left_out
+        self.left_out += len(self.messages) - len(kept)
+        self.messages = kept
+        text = f"the oldest {self.left_out} messages are left out by now"
+        if not before:
+            text = (
+                f"the conversation is longer than the context of {context} tokens: its oldest "
+                f"{self.left_out} messages are left out from here on; /reset begins a new one, "
+                "a larger --max-context keeps more where the model allows it"
+            )
+        self.console.note(text)
+
+    def _prompt(self, messages: list[dict[str, str]]) -> list[int]:
         tokenizer = self.model.tokenizer
         assert tokenizer is not None, "`check` came first"
         if self.raw:
             text = "".join(
                 ("\n" if index and message["role"] == "user" else "") + message["content"]
-                for index, message in enumerate(self.messages)
+                for index, message in enumerate(messages)
             )
             return tokenizer.encode(text)
         # The template writes the tokens that begin a text itself.
-        return tokenizer.encode(tokenizer.render_chat(self.messages), add_special=False)
+        return tokenizer.encode(tokenizer.render_chat(messages), add_special=False)

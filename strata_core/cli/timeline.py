@@ -44,7 +44,7 @@ def timeline_path(asked: str | None, prompt: int) -> Path | None:
 
 
 def check_timeline(model: Model, path: Path) -> None:
-    """Raise UsageError where the backend tells no times, or the file is one of the model's own."""
+    """Raise UsageError where a timeline of the loaded model cannot be had or go to `path`."""
     refuse_own_file(path, model.checkpoint, "the timeline", "--timeline")
     with model.timed_prompts():
         pass

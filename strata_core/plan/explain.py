@@ -98,7 +98,7 @@ def _too_many(request: PlanRequest) -> Iterator[Degradation]:
 
 
 def _idle_helpers(request: PlanRequest, plan: Plan) -> Iterator[Degradation]:
-    """Helpers that were asked to hold experts, and for which none are left."""
+    """Helpers that were asked to hold more experts than are left for them."""
     asked = request.accelerator.helpers if request.accelerator else ()
     for number, (wanted, cache) in enumerate(zip(asked, plan.caches[1:], strict=False), 1):
         if wanted != 0 and not cache.experts:
@@ -107,6 +107,13 @@ def _idle_helpers(request: PlanRequest, plan: Plan) -> Iterator[Degradation]:
                 why="the devices before it hold all of them, or it has no room for one",
                 cost="it does not help",
                 remedy=f"leave --expert-cache-device{number} out, or lower --expert-cache",
+            )
+        elif wanted is not None and cache.experts < wanted:
+            yield Degradation(
+                what=f"--expert-cache-device{number} {wanted} holds {cache.experts} experts",
+                why="the devices before it hold all others",
+                cost=f"none: every expert is on a device, these on {cache.device}",
+                remedy=f"give at most {cache.experts}, or auto",
             )
 
 

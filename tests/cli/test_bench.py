@@ -8,9 +8,10 @@ from statistics import median
 
 import pytest
 
+from strata_core.api import model_path
 from strata_core.cli.loading import LANES
 from strata_core.cli.timeline import timeline_text
-from strata_core.engine import bench
+from strata_core.engine.bench import Bench
 
 SMALL = ("-p", "24", "-n", "3", "-r", "2")
 
@@ -184,9 +185,29 @@ def test_a_timeline_that_cannot_be(more, what, strata, tmp_path, monkeypatch) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_backend_without_times_is_told_before_the_runs(strata, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(bench.Bench, "measure", lambda *_args, **_named: pytest.fail("it ran"))
-    path = tmp_path / "timeline.json"
-    result = strata("bench", "demo", "-p", "20", "-n", "1", "--timeline", str(path))
+def test_a_timeline_is_refused_before_the_bench_runs(strata, monkeypatch, tmp_path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(model_path("demo").read_bytes())
+    before = model.read_bytes()
+
+    def run(*_: object, **__: object) -> None:
+        raise AssertionError("the bench ran")
+
+    monkeypatch.setattr(Bench, "measure", run)
+    call = ("bench", str(model), "-p", "20", "-n", "1", "-r", "1", "--timeline")
+    result = strata(*call, str(model), *ON_SIM)
+    assert result.code == 2
+    assert "names a file of the model itself" in result.err
+    assert model.read_bytes() == before
+    result = strata(*call, str(tmp_path / "t.json"))
     assert result.code == 2
     assert "backend cpu does not tell" in result.err
+
+
+def test_figures_are_shown_though_the_timeline_fails(strata, tmp_path) -> None:
+    path = tmp_path / "t.json"
+    result = strata("bench", "demo", *SMALL, *ON_SIM, "--timeline", str(path))
+    assert result.code == 2
+    assert "a prompt of 24 tokens has no timeline" in result.err
+    assert "tokens/s" in result.out
+    assert not path.exists()

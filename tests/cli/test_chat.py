@@ -123,25 +123,46 @@ def test_a_line_that_is_too_long_is_refused_and_not_cut(say) -> None:
     assert result.out == ""
 
 
-def test_a_typed_conversation_goes_on_after_an_error(monkeypatch, strata) -> None:
-    turns = iter(["word " * 50, "In the beginning"])
-
-    def answer(_prompt: str) -> str:
-        try:
-            return next(turns)
-        except StopIteration:
-            raise EOFError from None
+@pytest.fixture
+def typed(monkeypatch, strata):
+    """`strata chat` of what somebody types."""
 
     class Typed:
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setattr(sys, "stdin", Typed())
-    monkeypatch.setattr("builtins.input", answer)
-    result = strata("chat", "demo", "--raw", "--max-context", "16", "--quiet", "-n", "3")
+    def talk(turns: list[str], *arguments: str):
+        left = iter(turns)
+
+        def answer(_prompt: str) -> str:
+            try:
+                return next(left)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr(sys, "stdin", Typed())
+        monkeypatch.setattr("builtins.input", answer)
+        return strata("chat", *arguments)
+
+    return talk
+
+
+def test_a_typed_conversation_goes_on_after_an_error(typed) -> None:
+    turns = ["word " * 50, "In the beginning"]
+    result = typed(turns, "demo", "--raw", "--max-context", "16", "--quiet", "-n", "3")
     assert result.code == 0
     assert "too long" in result.error_lines[0]
     assert len(result.out.splitlines()) == 2
+
+
+def test_a_turn_that_is_refused_leaves_no_earlier_turn_out(typed) -> None:
+    turns = ["In the beginning", "And God said", "And there was"]
+    asked = ("demo", "--raw", "--max-context", "64", "-n", "4")
+    plain = typed(turns, *asked)
+    refused = typed([*turns[:2], "word " * 90, turns[2]], *asked)
+    assert "too long" in refused.err
+    assert "left out" not in refused.err
+    assert refused.out == plain.out
 
 
 def test_turn_that_is_not_utf8(monkeypatch, strata) -> None:

@@ -156,6 +156,16 @@ def test_the_default_reserve_leaves_small_devices_usable() -> None:
     assert default_reserve(800 * MIB) == 40 * MIB
 
 
+def test_a_helper_with_fewer_experts_than_asked_is_reported() -> None:
+    wanted = request(9000, 1000, helpers=(5000, 0, 0), cache=900)
+    plan = make_plan(wanted)
+    assert [cache.experts for cache in plan.caches] == [900, 100]
+    (fewer,) = plan_degradations(wanted, plan)
+    assert fewer.what == "--expert-cache-device1 5000 holds 100 experts"
+    exact = request(9000, 1000, helpers=(100, 0, 0), cache=900)
+    assert plan_degradations(exact, make_plan(exact)) == ()
+
+
 def test_a_helper_without_experts_is_reported() -> None:
     wanted = request(9000, 1000, helpers=(None, 0, 0))
     plan = make_plan(wanted)
