@@ -14,7 +14,7 @@ from strata_core.engine.assemble import Running
 from strata_core.engine.devices import is_simulated
 from strata_core.engine.messages import Finished
 from strata_core.engine.prepare import Prepared
-from strata_core.engine.rates import MEASURED, SHORT, remember
+from strata_core.engine.rates import MEASURED, RECORDED, SHORT, remember
 from strata_core.plan.actual import (
     Actual,
     Beside,
@@ -56,10 +56,20 @@ class PlanBeside:
         found = [memory_line(memory_beside(self.plan, self.actual), self.actual.paths)]
         speed, disk = self.speed, self.disk(counters)
         if speed is not None and speed.actual is not None:
-            found.append(speed_line(speed))
+            found.append(speed_line(speed) + self._by_others())
         if disk is not None:
             found.append(disk_line(disk))
         return [f"plan: {line}" for line in found]
+
+    def _by_others(self) -> str:
+        """What to say of a prediction that no run here has had a part in; else nothing."""
+        speed = self.plan.speed
+        if speed is None:
+            return ""
+        used = [lane for lane, nbytes in speed.bytes_by_lane.items() if nbytes]
+        if any(speed.rates[lane].origin == MEASURED for lane in used if lane in speed.rates):
+            return ""
+        return f" (predicted by rates {RECORDED})"
 
     def finished(self, done: Finished) -> None:
         """Take the rate of a request. Short ones tell nothing."""

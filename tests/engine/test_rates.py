@@ -146,6 +146,16 @@ def test_the_document_is_json(model: Path) -> None:
     assert document["speed"]["lanes"]["host"]["bytes_a_token"] > 0
 
 
+def test_a_prediction_by_another_machines_rates_says_so_until_there_are_own(model: Path) -> None:
+    said = []
+    for _ in range(2):
+        with strata_core.load(model, backend="cpu", threads=1) as loaded:
+            list(loaded.generate([1, 2, 3], max_tokens=20, ignore_eos=True))
+            said.append(loaded.beside.lines(loaded.counters)[1])
+    assert said[0].endswith("(predicted by rates recorded on another machine)")
+    assert "another machine" not in said[1]
+
+
 def test_another_machines_plan_has_none_of_this_ones_rates(model: Path, make_machine) -> None:
     with strata_core.load(model, backend="cpu", threads=1) as loaded:
         list(loaded.generate([1, 2, 3], max_tokens=20, ignore_eos=True))
