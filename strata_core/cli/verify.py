@@ -202,6 +202,8 @@ def _prove(
     text = f"{count['equal']} of {ran} ways on backend {asked.backend} equal backend {REFERENCE}"
     others = [f"; {count[v]} {v}" for v in VERDICTS if v != "equal" and count[v]]
     console.line(text + "".join(others))
+    if not ran:
+        console.line("nothing is proven: no way could be tried, for the reasons above.")
     inexact = _inexact(asked.backend, rows)
     for line in inexact:
         console.line(line)

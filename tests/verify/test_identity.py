@@ -252,6 +252,17 @@ def test_what_does_not_fit_is_left_out_with_the_reason(tmp_path: Path) -> None:
     assert "vram0 (SIM0) is short by" in rows["all"].note
 
 
+def test_where_nothing_could_run_nothing_is_proven(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--backend", "sim", "--sim-vram", "0.0005"]
+    code = main(["verify", str(model), "--quick", *flags])
+    shown = capsys.readouterr().out
+    assert code == 1
+    assert "0 of 0 ways on backend sim" in shown
+    assert "nothing is proven: no way could be tried" in shown
+
+
 class Clock:
     """A clock that stands still but for what a test adds to it."""
 
