@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -170,7 +171,9 @@ QUIET = {
 def test_the_kernels_clock(control, runtime, monkeypatch):
     assert runtime.wait_clock(0) == WaitClock(1e8)
     kinds = runtime.bound.hip.hipDeviceAttribute_t
-    monkeypatch.setattr(kinds, "hipDeviceAttributeWallClockRate", 3)
+    other = getattr(kinds, "hipDeviceAttributeMaxThreadsPerBlock", 3)
+    kinds = SimpleNamespace(hipDeviceAttributeWallClockRate=other)  # an enum cannot be changed
+    monkeypatch.setattr(runtime.bound.hip, "hipDeviceAttribute_t", kinds)
     unknown = runtime.wait_clock(0)
     assert unknown.ticks == 0
     assert "does not tell" in unknown.why_not
