@@ -12,11 +12,11 @@ from strata_core.machine import Machine
 from strata_core.plugins.catalogue import Catalogue, Offer
 from strata_core.plugins.guard import describe, folder_kept, stdout_to_stderr
 
-PROBE_SECONDS = 20.0
+PROBE_SECONDS = 10.0
 """How long all probes together may take; they run at the same time.
 
-Only one that hangs takes all of it. A driver that wakes several devices takes ten seconds, and a
-busy machine or a cold disk takes its time for the libraries.
+Only one that hangs takes all of it, of every start. A driver that wakes several devices takes
+seconds, and a busy machine or a cold disk takes its time for the libraries.
 """
 
 Probes = Mapping[Role, Mapping[str, Probe]]
