@@ -13,7 +13,7 @@ from test_split import Unstated
 
 from strata_core.errors import DeviceError, EngineError
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
-from strata_core.kernels.device.dispatch import MOST_TIME_OUTS, Dispatcher
+from strata_core.kernels.device.dispatch import APART, Dispatcher
 from strata_core.kernels.device.exchange import LINE
 from strata_core.kernels.device.rounds import Hand, Maker
 from strata_core.memory.address import bytes_at
@@ -195,7 +195,7 @@ def test_a_host_that_does_not_answer_costs_one_round_and_no_bit(
     end(lab, backend, source, executor)
 
 
-def test_after_a_second_time_out_rounds_are_stepped_for_good(lab, tiny_file):
+def test_after_a_second_time_out_soon_rounds_are_stepped_for_good(lab, tiny_file):
     checkpoint = tiny_file()
     backend, source, executor = bound_to(lab, checkpoint, threads=2)
     want = lab.cpu(checkpoint).tobytes()
@@ -206,11 +206,31 @@ def test_after_a_second_time_out_rounds_are_stepped_for_good(lab, tiny_file):
         assert lab.logits(executor, size=1).tobytes() == want
     assert len(seen) == made, "no kernel waits any more"
     told = executor.lanes()["dispatch"]
-    assert (told["mode"], told["time_outs"]) == ("stepped", MOST_TIME_OUTS)
+    assert (told["mode"], told["time_outs"]) == ("stepped", 2)
     (item,) = lab.degradations
     assert "stepped from now on" in item.what
     assert "layer 0" in item.why
     assert "--dispatch stepped" in item.remedy
+    end(lab, backend, source, executor)
+
+
+def test_time_outs_that_are_far_apart_end_nothing(lab, tiny_file, tools):
+    """Two within so many rounds are a habit; in a run of days one an hour is not."""
+    checkpoint = tiny_file()
+    backend, source, executor = bound_to(lab, checkpoint, threads=2)
+    want, slot = lab.cpu(checkpoint)[:4].tobytes(), executor.open_sequence()
+    modes = []
+    for rounds in (0, APART + 1, APART + 1, APART // 2):
+        executor._number += rounds
+        with silent_host(executor):
+            assert executor.run(tools.window(tools.ids[:4], slot=slot)).tobytes() == want
+        modes.append(executor.lanes()["dispatch"]["mode"])
+        assert len(lab.degradations) == (modes[-1] == "stepped")
+    assert modes == ["doorbell"] * 3 + ["stepped"]
+    told = executor.lanes()["dispatch"]
+    assert told["time_outs"] == len(modes)
+    assert f"within {APART} rounds" in told["because"]
+    executor.close_sequence(slot)
     end(lab, backend, source, executor)
 
 

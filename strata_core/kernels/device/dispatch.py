@@ -38,8 +38,8 @@ PAIRS = (3, 24)
 GAIN = 0.01
 """Part of a stepped round by which a doorbell has to be faster."""
 
-MOST_TIME_OUTS = 2
-"""So many end the use of doorbells."""
+APART = 1000
+"""Rounds within which a second time-out ends the use of doorbells; rarer ones cost little."""
 
 
 def obstacle(
@@ -108,6 +108,7 @@ class Dispatcher:
     because: str = field(default="", init=False)
     alone: bool = field(default=False, init=False)
     time_outs: int = field(default=0, init=False)
+    _last: int | None = field(default=None, init=False)
     _round: float = field(default=0.0, init=False)
     _medians: dict[str, float] = field(factory=dict, init=False)
 
@@ -202,19 +203,20 @@ class Dispatcher:
             self.doorbell, self.because = won, said
         _log.info("rounds are %s: %s", "doorbells" if self.doorbell else "stepped", self.because)
 
-    def timed_out(self, where: str, seconds: float) -> None:
-        """A round of a doorbell came too late; it is run again, stepped."""
+    def timed_out(self, where: str, seconds: float, number: int) -> None:
+        """The doorbell of round `number` came too late; it is run again, stepped."""
         self.time_outs += 1
+        last, self._last = self._last, number
         waited = f"the device waited for the CPU's part of {where} for more than {seconds:g} s"
         _log.warning("%s; the round is run again, stepped", waited)
-        if self.time_outs < MOST_TIME_OUTS:
+        if last is None or number - last > APART:
             return
         self.doorbell = False
-        self.because = f"{self.time_outs} rounds of doorbells came too late"
+        self.because = f"two doorbells within {APART} rounds came too late"
         self.degrade(
             Degradation(
                 what="rounds are stepped from now on instead of doorbells",
-                why=f"{waited}, the {self.time_outs}nd time in this run",
+                why=f"{waited}, the second time within {APART} rounds",
                 cost="a few hundredths of the time of a round",
                 remedy="leave the CPU's cores to this program, or give --dispatch stepped",
             )

@@ -239,7 +239,7 @@ class DeviceExecutor:
         doorbell = self._dispatcher.doorbell
         if not self._attempt(window, self.prepare(mode, doorbell=doorbell)):
             late = f"layer {self._model.routed[int(self._late[0])]}"
-            self._dispatcher.timed_out(late, self._dispatcher.bound(mode.tokens))
+            self._dispatcher.timed_out(late, self._dispatcher.bound(mode.tokens), self._number)
             # keys and values are written again before they are read
             self._uncount()
             self._attempt(window, self.prepare(mode, doorbell=False))
