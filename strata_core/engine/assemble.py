@@ -167,6 +167,7 @@ def start(
             sampler=open_sampler(_backend_context(prepared, degradations)),
             exact_prompt=prepared.settings.exact_prompt,
             guard=whole.check,
+            context_because=prepared.plan.context_because,
         )
         engine.start()
         return Running(

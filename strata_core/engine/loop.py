@@ -47,10 +47,11 @@ class Engine:
 
     `max_running` requests share the rounds; others wait in order of arrival. `sampler` draws their
     tokens, on the engine's thread; `exact_prompt` gives their prompts to window kernels. `guard` is
-    called before each round, which does not take place where it raises. `send` may
-    be called from any thread; the sink given with a command receives its events, on the engine's
-    thread, and must not block. Every `Submit` is answered by a `Finished` or `Failed`, whatever
-    happens: also one that is sent after the end, then on the sender's own thread.
+    called before each round, which does not take place where it raises. `context_because` says why
+    the context is as long as it is. `send` may be called from any thread; the sink given with a
+    command receives its events, on the engine's thread, and must not block. Every `Submit` is
+    answered by a `Finished` or `Failed`, whatever happens: also one that is sent after the end,
+    then on the sender's own thread.
     """
 
     executor: Executor
@@ -62,6 +63,7 @@ class Engine:
     sampler: Sampler = sample
     exact_prompt: bool = False
     guard: Callable[[], None] = _nothing
+    context_because: str = ""
     _inbox: SimpleQueue[tuple[Command, Sink]] = field(factory=SimpleQueue)
     _waiting: deque[tuple[Submit, Sink]] = field(factory=deque)
     _running: dict[str, Request] = field(factory=dict)
@@ -180,7 +182,7 @@ class Engine:
         names = {*self._running, *(s.request for s, _ in self._waiting)}
         if submit.request in names:
             raise UsageError(f"request {submit.request} is already there", "names are unique")
-        check_prompt(submit.prompt, self.vocabulary, self.limits.context)
+        check_prompt(submit.prompt, self.vocabulary, self.limits.context, self.context_because)
         if not _is_whole(submit.max_tokens) or submit.max_tokens < 0:
             raise UsageError(
                 f"cannot generate {submit.max_tokens!r} tokens",
@@ -300,8 +302,11 @@ def _stopped_error() -> EngineError:
     )
 
 
-def check_prompt(prompt: tuple[int, ...], vocabulary: int, context: int) -> None:
-    """Raise UsageError unless the ids are a prompt that leaves room for one token."""
+def check_prompt(prompt: tuple[int, ...], vocabulary: int, context: int, because: str = "") -> None:
+    """Raise UsageError unless the ids are a prompt that a context has room for.
+
+    `because` says why the context is as long as it is.
+    """
     if not prompt:
         raise UsageError(
             "the prompt is empty",
@@ -311,7 +316,7 @@ def check_prompt(prompt: tuple[int, ...], vocabulary: int, context: int) -> None
     if len(prompt) > context:
         raise UsageError(
             f"the prompt of {len(prompt)} tokens is too long",
-            f"the context holds {context} tokens",
+            f"the context holds {context} tokens" + (f" ({because})" if because else ""),
             "shorten the prompt, or raise --max-context where the model allows it",
         )
     check_ids("prompt token", prompt, vocabulary)

@@ -178,13 +178,14 @@ def most_context(request: PlanRequest) -> tuple[int, str]:
     Beside a cache of the size auto they get half of what is left; negative where nothing is.
     """
     accelerator, sizes = _accelerator(request), request.sizes
-    label = accelerator.devices[0].label
+    where = f"what is left of {accelerator.devices[0].label}"
+    if sizes.chunk:
+        where += f" beside chunks of {sizes.chunk} tokens, which take {gib(sizes.prompt)}"
     left = accelerator.room(0) - fixed(accelerator, sizes)
     if accelerator.cache is None:
-        left, where = left // 2, f"half of what is left of {label}; the rest holds experts"
+        left, where = left // 2, f"half of {where}; the rest holds experts"
     else:
         left -= held(accelerator, sizes, accelerator.cache)
-        where = f"what is left of {label}"
     return left // max(1, sizes.kv_position), where
 
 

@@ -74,6 +74,8 @@ def plan_degradations(request: PlanRequest, plan: Plan) -> tuple[Degradation, ..
         named = ", or name a length with --max-context" if plan.reserve else ""
         if request.accelerator:
             remedy, named = "name a length with --max-context; fewer experts are cached then", ""
+            if request.sizes.chunk:
+                named = "; or give shorter chunks with --prefill"
         found.append(
             Degradation(
                 what=f"the context is cut to {plan.context} tokens",

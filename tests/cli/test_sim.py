@@ -119,3 +119,13 @@ def test_a_share_that_cannot_be_is_refused(flags, says, strata) -> None:
     result = strata("generate", *ASKED, *flags)
     assert result.code == 2
     assert says in result.out
+
+
+def test_a_prompt_too_long_for_a_context_that_a_chunk_cut_says_so(strata) -> None:
+    ids = ",".join(["5"] * 2000)
+    flags = ("--backend", "sim", "--sim-vram", "0.0225", "--prefill", "1024")
+    result = strata("generate", "demo", "--prompt-ids", ids, "-n", "1", "-q", *flags)
+    assert result.code == 2
+    what, why, _ = result.error_lines
+    assert "too long" in what
+    assert "beside chunks of 1024 tokens, which take " in why

@@ -141,6 +141,23 @@ def test_the_context_is_cut_to_vram_and_says_so(cache, context, because) -> None
     assert "RAM_RESERVE" not in cut.remedy
 
 
+@pytest.mark.parametrize("cache", [None, 100])
+def test_a_chunk_that_takes_room_from_the_context_is_named_with_its_bytes(cache) -> None:
+    sizes = evolve(SIZES, chunk=2048, prompt=400 * MIB)
+    wanted = request(1000, cache=cache, more={"trained": 4096, "sizes": sizes})
+    without = make_plan(request(1000, cache=cache, more={"trained": 4096}))
+    plan = make_plan(wanted)
+    assert plan.context == without.context - (1600 if cache else 800)
+    assert " beside chunks of 2048 tokens, which take 400.0 MiB;" in plan.context_because
+    (cut,) = plan_degradations(wanted, plan)
+    assert cut.why == plan.context_because
+    assert "--prefill" in cut.remedy
+    # nothing is said of it where the context is whole
+    whole = request(4000, more={"sizes": sizes})
+    assert make_plan(whole).context_because == "the trained length"
+    assert plan_degradations(whole, make_plan(whole)) == ()
+
+
 def test_the_reserve_is_left_by_choices_and_taken_by_what_was_named() -> None:
     auto = make_plan(request(1000, reserve=300 * MIB))
     assert tier(auto, "vram0").need == 700 * MIB
