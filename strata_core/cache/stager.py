@@ -28,6 +28,9 @@ COPIERS = 4
 ALONE = 1 << 20
 """Bytes of an expert that one thread copies as fast as several."""
 
+STRETCH = 2048
+"""Tokens of a chunk for each of which, begun ones too, waits may take as long again."""
+
 PAUSES = (0.0, 0.00002, 0.0001, 0.0005)
 """Seconds between looks at an event, longer and longer; the last one goes on."""
 
@@ -55,6 +58,38 @@ def await_event(runtime: Runtime, event: int, bound: float, what: str) -> None:
 
 
 @define(eq=False)
+class Patience:
+    """The most seconds of any wait of a prompt: one bound for all of them, that follows the chunk.
+
+    What is waited for may have the work of a whole chunk before it on its stream, since the host
+    puts layer after layer there. `least` is the bound before the first chunk, and that of a layer
+    of at most STRETCH tokens. Used by one thread.
+    """
+
+    runtime: Runtime
+    least: float
+    seconds: float = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.seconds = self.least
+
+    def follow(self, tokens: int, layers: int) -> None:
+        """A chunk of so many tokens begins, whose work comes in so many layers."""
+        self.seconds = self.least * max(1, layers) * max(1, -(-tokens // STRETCH))
+
+    def wait(self, event: int, what: str) -> None:
+        """Wait until an event has happened. Raises EngineError, DeviceError.
+
+        After a wait in vain the next ones take `least`: who cleans up need not be as patient.
+        """
+        try:
+            await_event(self.runtime, event, self.seconds, what)
+        except EngineError:
+            self.seconds = self.least
+            raise
+
+
+@define(eq=False)
 class Stager:
     """Puts copies of experts on `stream`; used by one thread.
 
@@ -67,7 +102,7 @@ class Stager:
     stream: int
     source: Source
     staging: Staging
-    bound: float
+    patience: Patience
     events: tuple[int, ...]
     experts: int = field(default=0, init=False)
     nbytes: int = field(default=0, init=False)
@@ -105,7 +140,7 @@ class Stager:
         address = self.staging.addresses[turn]
         self.runtime.copy(address, blob, layout.nbytes, self.stream)
         self.runtime.record(self.events[turn], self.stream)
-        await_event(self.runtime, self.events[turn], self.bound, "a copy from the device")
+        self.patience.wait(self.events[turn], "a copy from the device")
         buffer = bytes_at(address, layout.nbytes)
         for part, at in zip(layout.parts, parts, strict=True):
             bytes_at(at, part.nbytes)[:] = buffer[part.offset : part.offset + part.nbytes]
@@ -124,7 +159,7 @@ class Stager:
         """Wait for the groups that were let go, and give them back."""
         if self._earlier is not None:
             event, experts = self._earlier
-            await_event(self.runtime, event, self.bound, "the copies of a prompt's experts")
+            self.patience.wait(event, "the copies of a prompt's experts")
             self._earlier = None
             self._release(experts)
 
@@ -183,7 +218,7 @@ class Stager:
         """The number of a buffer that nothing is copied from any more."""
         turn = self._turn
         self._turn = (turn + 1) % len(self.events)
-        await_event(self.runtime, self.events[turn], self.bound, "a copy of a prompt's expert")
+        self.patience.wait(self.events[turn], "a copy of a prompt's expert")
         return turn
 
 

@@ -7,7 +7,8 @@ import pytest
 from prompt_bench import EXPERTS, IDS, LAYERS, Bound, answer, chunk
 
 from strata_core.cache.lend import lend
-from strata_core.errors import StrataError
+from strata_core.cache.stager import STRETCH, Patience
+from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import Expert
 from strata_core.memory.address import bytes_at
 from strata_core.testing.sim import SimFaults
@@ -259,5 +260,82 @@ def test_a_value_that_is_not_finite_is_named(lab, tiny_file, expected):
     bound.executor.close_sequence(slot)
     for address, data in kept.items():
         bytes_at(address, bound.nbytes)[:] = data
+    assert answer(bound.executor, 33) == expected
+    bound.close()
+
+
+# --- waits --------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A second passes with each sleep of a wait of prompts."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr("strata_core.cache.stager.time", self)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, _):
+        self.now += 1.0
+
+
+def answer_late(runtime, polls):
+    """Have every event be asked for so many times in vain after it was recorded."""
+    record, finished, asked = runtime.record, runtime.finished, Counter()
+
+    def recorded(event, stream):
+        asked[event] = 0
+        record(event, stream)
+
+    def late(event):
+        asked[event] += 1
+        return asked[event] > polls and finished(event)
+
+    runtime.record, runtime.finished = recorded, late
+
+
+@pytest.mark.parametrize(
+    ("tokens", "layers", "times"),
+    [(1, 0, 1), (1, 5, 5), (STRETCH, 5, 5), (STRETCH + 1, 5, 10), (4 * STRETCH, 49, 196)],
+)
+def test_patience_grows_with_the_chunk(tokens, layers, times) -> None:
+    patience = Patience(None, 10.0)
+    assert patience.seconds == 10.0
+    patience.follow(tokens, layers)
+    assert patience.seconds == 10.0 * times
+
+
+@pytest.mark.parametrize("size", [5, 33])
+@pytest.mark.parametrize("source", ["mapped", "page-locked", "held for a layer"])
+def test_every_wait_of_a_prompt_is_as_patient_as_the_chunk_is_long(
+    lab, tiny_file, expected, monkeypatch, source, size
+):
+    """Chunks that wait for their picks and chunks that do not; copies, loans and the way back."""
+    options = {"patience": 10.0, "expert_cache": 8, "adapt_every": 0}
+    bound = Bound(lab, tiny_file(), size, source, **options)
+    clock = Clock(monkeypatch)
+    answer_late(bound.runtime, 15)
+    assert answer(bound.executor, size) == expected
+    assert clock.now > 10.0 * LAYERS, "there was something to wait for"
+    del bound.runtime.record, bound.runtime.finished
+    bound.close()
+
+
+def test_a_device_that_hangs_is_given_up_and_nobody_waits_as_long_again(
+    lab, tiny_file, expected, monkeypatch
+):
+    bound = Bound(lab, tiny_file(), 33, patience=10.0, expert_cache=8, adapt_every=0)
+    clock, slot = Clock(monkeypatch), bound.executor.open_sequence()
+    answer_late(bound.runtime, 10**6)
+    for seconds in (10.0 * (LAYERS + 1), 10.0, 10.0):
+        began = clock.now
+        with pytest.raises(EngineError, match="did not come to an end") as caught:
+            bound.executor.run(chunk(IDS[:33], 0, slot, [0]))
+        assert f"more than {seconds:g} s" in caught.value.why
+        assert clock.now - began <= seconds + 2
+    del bound.runtime.record, bound.runtime.finished
+    bound.executor.close_sequence(slot)
     assert answer(bound.executor, 33) == expected
     bound.close()

@@ -223,7 +223,7 @@ class Placement:
         self._fill(self.pool, source, self.options.cache)
 
     def prompt_path(self, source: Source, bound: float) -> PromptPath:
-        """What computes prompts, once all steps are done; `bound`: seconds of a wait at most."""
+        """What computes prompts, once all steps are done; `bound`: seconds of a layer at most."""
         helped = {expert for helper in self.helpers for expert in helper.pool.places}
         resident = self.resident
         outside = next((e for e in self.order.ranking if e not in resident), None)

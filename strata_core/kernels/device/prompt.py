@@ -15,7 +15,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from strata_core.cache.stager import await_event
+from strata_core.cache.stager import Patience
 from strata_core.errors import StrataError
 from strata_core.interfaces import Expert, ExpertFiles, Window
 from strata_core.kernels.cpu.not_finite import not_finite
@@ -67,7 +67,7 @@ class PromptPath:
     files: ExpertFiles
     bringing: Bringing
     borrowed: Borrowed
-    bound: float
+    patience: Patience
     new_event: Callable[[], int]
     counts: dict[str, int] = field(factory=lambda: dict.fromkeys(("entries", "bytes"), 0))
     _routed: int = field(init=False)
@@ -127,7 +127,7 @@ class PromptPath:
         self.runtime.take_error()
         for stream in (self.bringing.stager.stream, self.stream):
             self.runtime.record(self._ended, stream)
-            await_event(self.runtime, self._ended, self.bound, "a prompt that failed")
+            self.patience.wait(self._ended, "a prompt that failed")
         self.bringing.stager.abandon()
         self._unsettled = False
 
@@ -174,6 +174,7 @@ class PromptPath:
     ) -> NDArray[np.float32]:
         tokens = len(window.ids)
         chunk = self._lowered(tokens)
+        self.patience.follow(tokens, len(chunk.segments))
         if self._timed is not None:
             self._timed.begin(self.stream)
         every = asks_for_all(tokens, self.model.shape.top_k, self.model.experts)
@@ -192,7 +193,7 @@ class PromptPath:
                 self._put(segment.items)
             if segment.layer is not None:
                 self._experts(chunk, segment.layer)
-        logits = self._heads(chunk, window)
+        logits = self._heads(window)
         self.bringing.stager.settle()
         self._count()
         if self._timed is not None:
@@ -227,7 +228,7 @@ class PromptPath:
         waves = self._waves.get(layer)
         if waves is None:
             self.runtime.record(self._routed, self.stream)
-            await_event(self.runtime, self._routed, self.bound, f"layer {layer}")
+            self.patience.wait(self._routed, f"layer {layer}")
             needed = np.flatnonzero(np.diff(self._starts(layer))).tolist()
             waves, _ = self._plan(layer, needed, 0)
             self._put([chunk.lowering.table(layer)])
@@ -241,11 +242,10 @@ class PromptPath:
     def _asked(self, expert: Expert) -> bool:
         """Whether the chunk picked an expert of the layer that is computed next; waits for that."""
         self.runtime.record(self._routed, self.stream)
-        what = f"layer {expert.layer}"
-        await_event(self.runtime, self._routed, self.bound, what)
+        self.patience.wait(self._routed, f"layer {expert.layer}")
         return bool(self.picked(expert.layer)[expert.index])
 
-    def _heads(self, chunk: _Chunk, window: Window) -> NDArray[np.float32]:
+    def _heads(self, window: Window) -> NDArray[np.float32]:
         """Logits of the wanted rows, some at a time; the end of the chunk is awaited."""
         wanted = len(window.logits_rows)
         exchange, vocabulary = self.places.exchange, self.model.program.vocabulary
@@ -255,21 +255,20 @@ class PromptPath:
             source = self.places.regions.at("result")
             with self._times.span("compute", None, self.stream):
                 self._put([Copy(exchange.rest.at("result"), source, 4)])
-            self._end(chunk, words)
+            self._end(words)
         for first in range(0, wanted, HEAD_ROWS):
             count = min(HEAD_ROWS, wanted - first)
             items = PromptLowering(self.model, self.places, len(window.ids), count).head(first)
             with self._times.span("compute", None, self.stream):
                 self._put(items)
-            self._end(chunk, words)
+            self._end(words)
             rows = words[STATUS_BYTES // 4 :][: count * vocabulary].reshape(count, vocabulary)
             found[first : first + count] = rows
         return found
 
-    def _end(self, chunk: _Chunk, words: NDArray[np.float32]) -> None:
+    def _end(self, words: NDArray[np.float32]) -> None:
         self.runtime.record(self._ended, self.stream)
-        bound = self.bound * len(chunk.segments)
-        await_event(self.runtime, self._ended, bound, "a chunk of a prompt")
+        self.patience.wait(self._ended, "a chunk of a prompt")
         latched = int(words.view(np.uint32)[0])
         if latched != NOTHING_LATCHED:
             raise not_finite(self.model.program, self.files, latched)

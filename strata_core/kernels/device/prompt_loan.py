@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 from strata_core.abilities import AdaptiveSource, Move
 from strata_core.cache.lend import Loan, lend
 from strata_core.cache.slots import SlotPool
-from strata_core.cache.stager import await_event
+from strata_core.cache.stager import Patience
 from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import Expert
 from strata_core.kernels.device.lost import Lost
@@ -40,7 +40,7 @@ class Borrowed:
     own: tuple[int, ...]
     everyone: int
     lost: Lost
-    bound: float
+    patience: Patience
     new_event: Callable[[], int]
     wave: int = WAVE
     ring: Ring = field(factory=lambda: Ring(()), init=False)
@@ -121,8 +121,7 @@ class Borrowed:
         bringing = self.bringing
         if self._refilling:
             if self._kept:  # their memory is given back, so nothing may be copied from it
-                what = "the experts of lent slots"
-                await_event(bringing.runtime, self._landed, self.bound, what)
+                self.patience.wait(self._landed, "the experts of lent slots")
             bringing.runtime.wait(bringing.stream, self._landed)
             self._refilling = False
         self._forget()
@@ -150,7 +149,7 @@ class Borrowed:
                     self._send_out(self.pool.places[expert], move, move.parts)
             if moves:
                 bringing.runtime.record(self._landed, bringing.stager.stream)
-                await_event(bringing.runtime, self._landed, self.bound, "copies of lent slots")
+                self.patience.wait(self._landed, "copies of lent slots")
             while moves:
                 move = moves.pop()
                 source.commit(move)
@@ -178,7 +177,7 @@ class Borrowed:
         bringing.runtime.take_error()
         try:
             bringing.runtime.record(self._landed, bringing.stager.stream)
-            await_event(bringing.runtime, self._landed, self.bound, "copies of lent slots")
+            self.patience.wait(self._landed, "copies of lent slots")
         except StrataError:
             bringing.runtime.take_error()
             return False

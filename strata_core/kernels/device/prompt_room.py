@@ -9,7 +9,7 @@ from attrs import define, field
 
 from strata_core.cache.lend import lend
 from strata_core.cache.slots import SlotPool, slot_bytes
-from strata_core.cache.stager import Stager
+from strata_core.cache.stager import Patience, Stager
 from strata_core.cache.staging import Staging
 from strata_core.errors import Degradation
 from strata_core.interfaces import Expert, ExpertFiles, Source, StableSource
@@ -93,16 +93,20 @@ class PromptRoom:
         bound: float,
         degrade: Callable[[Degradation], None],
     ) -> PromptPath:
-        """What computes prompts. `streams`: where the device computes, and one for copies."""
+        """What computes prompts. `streams`: where the device computes, and one for copies.
+
+        `bound`: seconds of a wait at most, of each layer.
+        """
         runtime, (stream, copies) = self.held.runtime, streams
         events = tuple(self._new_event() for _ in staging.addresses)
         cached = len(pool.places) if pool is not None else 0
         most = lendable(cached, self.everyone, len(self.model.layouts))
+        patience = Patience(runtime, bound)
         lost = Lost(f"{runtime.label}{self.device}", degrade)
         bringing = Bringing(
             runtime,
             stream,
-            Stager(runtime, copies, source, staging, bound, events),
+            Stager(runtime, copies, source, staging, patience, events),
             self.model.layouts,
             lost,
             self._new_event,
@@ -116,7 +120,7 @@ class PromptRoom:
             self.own,
             self.everyone,
             lost,
-            bound,
+            patience,
             self._new_event,
             WAVE,
         )
@@ -132,7 +136,7 @@ class PromptRoom:
             files,
             bringing,
             borrowed,
-            bound,
+            patience,
             self._new_event,
         )
 
