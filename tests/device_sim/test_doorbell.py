@@ -216,9 +216,8 @@ def test_after_a_second_time_out_soon_rounds_are_stepped_for_good(lab, tiny_file
 
 def test_time_outs_that_are_far_apart_end_nothing(lab, tiny_file, tools):
     """Two within so many rounds are a habit; in a run of days one an hour is not."""
-    checkpoint = tiny_file()
-    backend, source, executor = bound_to(lab, checkpoint, threads=2)
-    want, slot = lab.cpu(checkpoint)[:4].tobytes(), executor.open_sequence()
+    backend, source, executor = bound_to(lab, tiny_file(), threads=2)
+    want, slot = lab.cpu(tiny_file())[:4].tobytes(), executor.open_sequence()
     modes = []
     for rounds in (0, APART + 1, APART + 1, APART // 2):
         executor._number += rounds
@@ -230,7 +229,6 @@ def test_time_outs_that_are_far_apart_end_nothing(lab, tiny_file, tools):
     told = executor.lanes()["dispatch"]
     assert told["time_outs"] == len(modes)
     assert f"within {APART} rounds" in told["because"]
-    executor.close_sequence(slot)
     end(lab, backend, source, executor)
 
 
