@@ -10,6 +10,7 @@ from functools import partial
 
 from attrs import define, field
 
+from strata_core.cache.waiting import happens
 from strata_core.errors import DeviceError
 from strata_core.memory.held import undo_all
 from strata_core.runtime import Runtime
@@ -87,13 +88,8 @@ class Waves:
         try:
             for stream in (self.into, self.out):
                 self.runtime.record(self._order, stream)
-                while True:
-                    late = time.monotonic() > limit
-                    if self.runtime.finished(self._order):
-                        break
-                    if late:
-                        return False
-                    time.sleep(0.0005)
+                if not happens(self.runtime, self._order, limit - time.monotonic()):
+                    return False
         except DeviceError:
             self.runtime.take_error()
             return False

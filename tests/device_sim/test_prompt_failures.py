@@ -7,7 +7,7 @@ import pytest
 from prompt_bench import EXPERTS, IDS, LAYERS, Bound, answer, chunk
 
 from strata_core.cache.lend import lend
-from strata_core.cache.stager import STRETCH, Patience
+from strata_core.cache.waiting import STRETCH, Patience
 from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import Expert
 from strata_core.memory.address import bytes_at
@@ -272,7 +272,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr("strata_core.cache.stager.time", self)
+        monkeypatch.setattr("strata_core.cache.waiting.time", self)
 
     def monotonic(self):
         return self.now

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from strata_core.abilities import AdaptiveSource, PartlyStableSource
 from strata_core.cache.adaptive import Pair, Timetable
-from strata_core.cache.stager import await_event
 from strata_core.cache.swaps import Swapper
+from strata_core.cache.waiting import await_event
 from strata_core.interfaces import BlobLayout, Expert, Source, StableSource
 from strata_core.kernels.cpu.serving import stable_experts
 from strata_core.kernels.device.cells import Cells

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
+from strata_core.cache.waiting import happens
 from strata_core.errors import DeviceError, EngineError
 from strata_core.interfaces import Expert, ExpertFiles, Window
 from strata_core.kernels.cpu.hand_over import NO_FAILURE
@@ -323,18 +323,12 @@ class DeviceExecutor:
             event = runtime.create_event(device)
             try:
                 runtime.record(event, stream)
-                limit = time.monotonic() + self._maker.hand.bound
-                while True:
-                    late = time.monotonic() > limit
-                    if runtime.finished(event):
-                        break
-                    if late:
-                        raise EngineError(
-                            f"{runtime.label}{device} is still busy with a round that failed",
-                            f"it did not come to an end within {self._maker.hand.bound:g} s",
-                            "start again",
-                        )
-                    time.sleep(0.001)
+                if not happens(runtime, event, self._maker.hand.bound):
+                    raise EngineError(
+                        f"{runtime.label}{device} is still busy with a round that failed",
+                        f"it did not come to an end within {self._maker.hand.bound:g} s",
+                        "start again",
+                    )
             finally:
                 runtime.destroy_event(event)
         self._unsettled = False

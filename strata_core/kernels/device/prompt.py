@@ -15,7 +15,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from strata_core.cache.stager import Patience
+from strata_core.cache.waiting import Patience
 from strata_core.errors import StrataError
 from strata_core.interfaces import Expert, ExpertFiles, Window
 from strata_core.kernels.cpu.not_finite import not_finite
@@ -101,24 +101,18 @@ class PromptPath:
         self, window: Window, places: Sequence[Sequence[int]], number: int
     ) -> NDArray[np.float32]:
         """Compute one chunk; `places` are those of its tokens. Logits of the wanted rows."""
-        try:
-            self.settle()
-            self._unsettled = True
-            logits = self._chunk(window, places, number)
-            self._unsettled = False
-        except BaseException:
-            self._unsettled = True
-            raise
+        self.settle()
+        self._unsettled = True  # unless the chunk comes to its end
+        logits = self._chunk(window, places, number)
+        self._unsettled = False
         return logits
 
     def restore(self) -> None:
         """Have every lent slot hold its expert again, in the order of the stream, or be `lost`."""
         self.settle()
-        try:
-            self.borrowed.give_back()
-        except BaseException:
-            self._unsettled = True
-            raise
+        self._unsettled = True  # unless everything comes back
+        self.borrowed.give_back()
+        self._unsettled = False
 
     def settle(self) -> None:
         """After a failure: wait, bounded, until the device is idle; give back what is held."""

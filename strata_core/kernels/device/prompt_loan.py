@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 from strata_core.abilities import AdaptiveSource, Move
 from strata_core.cache.lend import Loan, lend
 from strata_core.cache.slots import SlotPool
-from strata_core.cache.stager import Patience
+from strata_core.cache.waiting import Patience
 from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import Expert
 from strata_core.kernels.device.lost import Lost

@@ -9,8 +9,9 @@ from attrs import define, field
 
 from strata_core.cache.lend import lend
 from strata_core.cache.slots import SlotPool, slot_bytes
-from strata_core.cache.stager import Patience, Stager
+from strata_core.cache.stager import Stager
 from strata_core.cache.staging import Staging
+from strata_core.cache.waiting import Patience
 from strata_core.errors import Degradation
 from strata_core.interfaces import Expert, ExpertFiles, Source, StableSource
 from strata_core.kernels.cpu.workspace import Dense
