@@ -24,6 +24,7 @@ from strata_core.cli.compare.peers import PEERS, Placed
 from strata_core.cli.compare.reading import NotFigures, read_llama_bench, read_strata
 from strata_core.cli.compare.turns import take_turns
 from strata_core.errors import UsageError
+from strata_core.testing.tiny import write_tiny_gguf
 
 HERE = Path(__file__).parent
 ASKED = Asked(prompt=32, decode=8, repeats=3, threads=2, named=True)
@@ -328,11 +329,18 @@ def test_bad_use(args: tuple[str, ...], says: str, strata: Any) -> None:
     assert "Traceback" not in result.err
 
 
-@pytest.mark.parametrize("which", ["model", "program"])
-def test_a_report_is_a_file_of_its_own(which: str, tmp_path: Path, strata: Any) -> None:
-    demo = Path(sys.modules["strata_core"].__path__[0]) / "demo" / "kjv-Q4_0.gguf"
-    files = {"model": tmp_path / "m.gguf", "program": tmp_path / "lb"}
-    files["model"].write_bytes(demo.read_bytes())
+@pytest.mark.parametrize(
+    ("which", "says"),
+    [
+        ("model", "names a file of the model itself"),
+        ("a later part", "names a file of the model itself"),
+        ("program", "which would be lost"),
+    ],
+)
+def test_a_report_is_a_file_of_its_own(which: str, says: str, tmp_path: Path, strata: Any) -> None:
+    write_tiny_gguf(tmp_path / "m.gguf", shard_tensors=10)
+    first, *_, last = sorted(tmp_path.glob("m-*.gguf"))
+    files = {"model": first, "a later part": last, "program": tmp_path / "lb"}
     files["program"].write_text("a program")
     before = files[which].read_bytes()
     link = tmp_path / "out.json"
@@ -343,7 +351,7 @@ def test_a_report_is_a_file_of_its_own(which: str, tmp_path: Path, strata: Any) 
             "bench", str(files["model"]), "-p", "4", "-n", "2", *compare, "--report", str(report)
         )
         assert result.code == 2
-        assert "which would be lost" in result.err
+        assert says in result.err
         assert files[which].read_bytes() == before
 
 

@@ -52,13 +52,17 @@ def compare(
     written then.
     """
     from strata_core.api import model_path
+    from strata_core.checkpoint.open import open_checkpoint
+    from strata_core.checkpoint.own_files import refuse_own_file
     from strata_core.cli.compare.figures import Asked
     from strata_core.cli.compare.reading import read_strata
     from strata_core.cli.compare.turns import run, take_turns
 
     peer, program = _peer(wanted.peer)
     path = _file(model_path(model), model)
-    _writable(wanted.report, {"the model": path, "the program to compare with": Path(program)})
+    if wanted.report is not None:
+        _writable(wanted.report, Path(program))
+        refuse_own_file(wanted.report, open_checkpoint(path), "the report", "--report")
     named = invocation.settings().threads
     asked = Asked(
         flags["prompt"], flags["decode"], flags["repeats"], named or _cores(), named is not None
@@ -117,18 +121,15 @@ def _peer(given: str) -> tuple[Peer, str]:
     return PEERS[name], program
 
 
-def _writable(report: Path | None, used: Mapping[str, Path]) -> None:
-    """Raises UsageError for a report that cannot be a file of its own; `used` are others."""
-    if report is None:
-        return
+def _writable(report: Path, program: Path) -> None:
+    """Raises UsageError for a report that cannot be written, or not beside the peer's program."""
     why = f"there is no folder {report.parent}"
     cure = "make the folder first, or name a file in another one"
     if report.parent.is_dir():
         cure = "name a file of its own"
         why = f"{report} is a folder" if report.is_dir() else ""
-        for name, path in used.items():
-            if report.exists() and path.exists() and report.samefile(path):
-                why = f"it is the file of {name}, which would be lost"
+        if report.exists() and program.exists() and report.samefile(program):
+            why = "it is the program to compare with, which would be lost"
         at = report if report.exists() else report.parent
         if not why and not os.access(at, os.W_OK):
             why = f"{at} is closed to writing"
