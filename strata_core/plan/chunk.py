@@ -86,7 +86,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
 
 
-def balance(request: PlanRequest, plan: Plan, because: str = "") -> Balance | None:
+def balance(request: PlanRequest, plan: Plan) -> Balance | None:
     """What a chunk of the request copies and computes; None where that is not known."""
     sizes, pace = request.sizes, request.pace
     if not plan.caches or not sizes.chunk or pace is None or pace.compute is None:
@@ -96,7 +96,7 @@ def balance(request: PlanRequest, plan: Plan, because: str = "") -> Balance | No
     nbytes = sizes.blobs(brought)
     return Balance(
         tokens=sizes.chunk,
-        because=because or request.chunk_because,
+        because=request.chunk_because,
         experts=brought,
         nbytes=nbytes,
         copy_s=_copy_s(request, plan, nbytes),

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
-from strata_core.checkpoint.types import TYPES
 from strata_core.interfaces import BlobLayout, Limits
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.exchange import FRAME, Exchange, Shape, add_counts
@@ -155,8 +154,3 @@ def cells_bytes(model: Model) -> int:
     for layer in model.routed:
         cells.add(f"cells {layer}", CELL.itemsize * model.experts)
     return cells.nbytes
-
-
-def row_bytes(type_name: str, columns: int) -> int:
-    """Bytes of a row of weights."""
-    return TYPES[type_name].nbytes(columns)
