@@ -202,7 +202,7 @@ assign(const int* picks, const Cell* cells, const int* share, const float* x, En
 // Cells lie in shared memory where they and the logits fit into this.
 #define NEAR_BYTES 40960
 
-KERNEL(1024)
+ROOMY(1024, 1)
 dispatch(const float* logits, int* picks, float* weights, u32* status, const Cell* cells,
          const int* share, const float* x, Entry* entries, float* rows, float* host_rows, u64* counts,
          float* mail_x, int* mail_picks, int* mail_lanes, int* mail_host, i64* mail_word,
