@@ -290,8 +290,6 @@ merge_quantise(float* out, const float* partials, const int* positions, u8* reco
   size_t row = (size_t)token * heads + i / HEAD_DIM;
   float v = merged(partials + row * splits * (PARTIAL_HEAD + HEAD_DIM), count, i % HEAD_DIM);
   out[(size_t)token * width + i] = v;
-  u8* to = records + (size_t)token * ((width + 255) / 256) * RECORD_BYTES;
-  bool good = store_block(to, i >> 5, threadIdx.x & 31, v);
-  if (!good && (threadIdx.x & 31) == 0) latch(status, op);
+  store_block(records + token * record_pitch(width), i >> 5, threadIdx.x & 31, v, status, op);
 }
 #endif
