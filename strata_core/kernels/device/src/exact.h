@@ -41,6 +41,17 @@ DEV float fold64_of_pair(float a, float b) {
   return fold8(t);
 }
 
+// Fold of stripes j mod 8 of what 32 lanes hold, ascending, on every lane; a lane without part holds
+// +0, which changes nothing.
+DEV float fold32(float v) {
+  int j = threadIdx.x & 7;
+  float t = add(0.f, LANE(v, j, 32));
+  t = add(t, LANE(v, j + 8, 32));
+  t = add(t, LANE(v, j + 16, 32));
+  t = add(t, LANE(v, j + 24, 32));
+  return fold8(t);
+}
+
 // The factor of a norm over `dim` floats that lie in shared memory; all threads of the block, 64 or
 // more of them, come here.
 #define NORM_FACTOR(row, dim, eps)                                             \
