@@ -255,7 +255,7 @@ claim(const int* mail_picks, const int* mail_lanes, const Cell* cells, Entry* en
   for (int i = threadIdx.x; i < count; i += 256) {
     int pick = ((volatile const int*)mail_picks)[i], whose = ((volatile const int*)mail_lanes)[i];
     int home = 0;
-    while (((volatile const int*)mail_picks)[home] != pick) home++;
+    while (home < i && ((volatile const int*)mail_picks)[home] != pick) home++;
     Entry e = {0, 0, 0, (u64)(host_rows + (size_t)i * outputs), pick, whose, home, 0};
     if (whose == lane) {
       const Cell& cell = cells[pick];
