@@ -11,7 +11,8 @@ from any thread, but one object (a stream, an event, a capture) by one thread at
 
 Errors. A verb that the driver refuses for lack of memory raises `Refused`; any other failure raises
 `DeviceError`. After either, the verb has changed nothing, but the driver may keep the error
-pending, and then later verbs fail with it: call `take_error` before going on after a refusal.
+pending for the thread that called, and then later verbs of that thread fail with it: call
+`take_error` on the same thread before going on after a refusal.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Runtime(Protocol):
         """What is really free on a device now."""
 
     def take_error(self) -> str | None:
-        """The driver's pending error as text, cleared; None where there is none."""
+        """The driver's pending error of this thread as text, cleared; None where it has none."""
 
     # device memory
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from strata_core.errors import DeviceError
 from strata_core.testing.conformance import RuntimeSuite
 from strata_core.testing.sim import SimRuntime
@@ -60,6 +62,15 @@ class LeavesAnErrorBehind(Broken):
     class Runtime(SimRuntime):
         def take_error(self):
             return super().take_error() or "an error of long ago"
+
+
+class HasOneErrorForAllThreads(Broken):
+    FOUND_BY = "test_a_refusal_is_pending_for_its_own_thread_alone"
+
+    class Runtime(SimRuntime):
+        def __init__(self, **parts):
+            super().__init__(**parts)
+            self._thread = SimpleNamespace(pending=None)
 
 
 class CapturesNothing(Broken):

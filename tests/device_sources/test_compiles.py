@@ -6,6 +6,7 @@ with its reason.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from code_object import usages
 from compile_table import SKIPPED, Row, compact
-from compilers import Needs, Toolchain, kept, needs_of
+from compilers import Missing, Needs, Toolchain, every_key, kept, needs_of, nvrtc
 
 from strata_core.kernels.code_cache import CodeCache
 from strata_core.kernels.device.prompt_table import MATRIX_NAMES
+from strata_core.kernels.device.sources import source_of
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
@@ -46,6 +48,32 @@ def test_a_sample_of_the_kernels_compiles(compiler, record_property):
     assert done.returncode == 0, done.stdout + done.stderr
     total = len(DEVICE_KERNELS) - (0 if compiler == "nvrtc" else len(MATRIX_NAMES))
     assert counted == [f"{compiler}: {total} of {total} compiled, 0 spill"]
+
+
+LARGEST_BLOCK = re.compile(r"^(?:KERNEL\(1024\)|ROOMY\(1024, 1\))\n(\w+)\(", re.MULTILINE)
+
+
+def kernels_of_the_largest_block():
+    """Every one with its first variant; the types in a cache change no more than a store."""
+    keys = {key.name: key for key in reversed(every_key(matrix=True))}
+    return [
+        key
+        for key in keys.values()
+        if source_of(key).entry in LARGEST_BLOCK.findall(source_of(key).text)
+    ]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_no_kernel_of_1024_threads_spills_where_two_blocks_fit(arch):
+    """There the assembler may choose 32 registers for two blocks side by side, and spill."""
+    try:
+        tools = nvrtc()
+    except (Missing, ImportError) as error:
+        pytest.skip(str(error))
+    needs = {key.name: tools.compile(key, arch) for key in kernels_of_the_largest_block()}
+    assert {"dispatch", "assign", "combine_norm"} <= needs.keys()
+    assert {name: n.spills for name, n in needs.items() if n.spills} == {}
 
 
 # --- what the compilers say --------------------------------------------------------------------

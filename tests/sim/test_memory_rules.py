@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -113,6 +115,36 @@ def test_contexts_allocations_and_registrations_share_one_budget(pages, make) ->
     sim.take_error()
     sim.register(other, PAGE)
     assert sim.report()["pinned"]["in_use"] == 2 * MIB + 256 * PAGE == 3 * MIB
+
+
+def test_an_error_is_pending_for_its_own_thread(sim) -> None:
+    with ThreadPoolExecutor(1) as other:
+        with pytest.raises(Refused):
+            other.submit(sim.alloc, 0, 1 << 40).result()
+        sim.free(0, sim.alloc(0, 8))
+        assert sim.take_error() is None
+        with pytest.raises(DeviceError, match="was pending"):
+            other.submit(sim.alloc, 0, 8).result()
+        assert other.submit(sim.take_error).result() == "out of memory (error 2)"
+        sim.free(0, other.submit(sim.alloc, 0, 8).result())
+
+
+@pytest.mark.parametrize("error", [DeviceError("a copy failed", "x", "y"), ZeroDivisionError()])
+def test_what_fails_where_nothing_can_be_raised_is_told_to_any_thread(sim, error) -> None:
+    """Of a graph's own thread nobody takes errors: the next verb raises it, or it is taken."""
+    for raised in (False, True):
+        aside = threading.Thread(target=sim.failed_aside, args=(error,))
+        aside.start()
+        aside.join()
+        if raised:
+            with pytest.raises(type(error)) as caught:
+                sim.memory(0)
+            assert caught.value is error
+            with pytest.raises(DeviceError, match="was pending"):
+                sim.memory(0)
+        assert sim.take_error()
+        assert sim.take_error() is None
+        sim.memory(0)
 
 
 def test_an_open_context_is_not_paid_for_twice(make) -> None:

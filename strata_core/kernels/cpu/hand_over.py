@@ -25,8 +25,7 @@ cell."""
 
 WAIT_ARGS = ("word", "wanted", "bound", "clock", "clock_id", "give_way", "failure", "label")
 """`word`: address of the int64 that the device writes; `wanted`: address of the number that it is
-to become; `bound`: ticks of the clock to wait at most; `clock`, `clock_id`: see
-`clock.Clock`;
+to become; `bound`: ticks of the clock to wait at most; `clock`, `clock_id`: see `clock.Clock`;
 `give_way`: address of the system's function that gives the processor away, or 0."""
 
 ANSWER_ARGS = ("word", "number", "failure")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -81,6 +82,18 @@ class MemorySuite(RuntimeBase):
             assert runtime.take_error() is None
         assert runtime.memory(0).free >= before - MIB
         assert (bench.get(kept, 1000) == pattern(1000)).all()
+
+    def test_a_refusal_is_pending_for_its_own_thread_alone(self, bench: Bench) -> None:
+        """Neither fails the verbs of another thread, nor is taken by it."""
+        runtime = bench.runtime
+        too_much = runtime.memory(0).free + (64 << 30)
+        with ThreadPoolExecutor(1) as other:
+            with pytest.raises(Refused):
+                other.submit(runtime.alloc, 0, too_much).result()
+            runtime.free(0, runtime.alloc(0, PAGE))
+            assert runtime.take_error() is None
+            other.submit(runtime.take_error).result()
+            runtime.free(0, other.submit(runtime.alloc, 0, PAGE).result())
 
     def test_without_an_error_none_is_taken(self, runtime: Runtime) -> None:
         """take_error is quiet."""

@@ -58,14 +58,10 @@ class MemoryVerbs(SimState):
         return DeviceMemory(total - self.account.vram[device].now, total)
 
     def take_error(self) -> str | None:
-        """The pending error, cleared; works while one is pending."""
+        """This thread's pending error, cleared; works while one is pending."""
         with self.lock:
             self.enter("take_error", heed_error=False)
-            text, self._pending = self._pending, None
-            kept, self._kept = self._kept, None
-            if kept is not None and not isinstance(kept, Exception):
-                raise kept  # an interrupt is no error of the driver
-            return text
+            return self.taken()
 
     @verb
     def alloc(self, device: int, nbytes: int) -> int:

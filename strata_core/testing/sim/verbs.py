@@ -1,4 +1,4 @@
-"""What every verb of the simulator has in common: one lock, counted calls, the pending error."""
+"""What every verb of the simulator has in common: one lock, counted calls, pending errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from threading import Condition, RLock
+from threading import Condition, RLock, local
 from typing import Concatenate, ParamSpec, TypeVar
 
 from strata_core.errors import DeviceError, Refused
@@ -33,6 +33,12 @@ _MOMENT = 20e-6
 """Seconds between two looks of a kernel that waits for the host."""
 
 
+class _Thread(local):
+    """What the driver keeps for each thread of the host: the code of its pending error."""
+
+    pending: str | None = None
+
+
 class SimState:
     """The simulated machine behind the verbs, and the rules that hold for all of them."""
 
@@ -54,12 +60,12 @@ class SimState:
         self.breaches: list[str] = []
         self.closed = self.lost = False
         self._calls: Counter[str] = Counter()
-        self._pending: str | None = None
+        self._thread = _Thread()
         self._kept: BaseException | None = None
         self._noted: DeviceError | None = None
 
     def enter(self, verb: str, *, heed_error: bool = True) -> None:
-        """Begin a verb: count it, fail it where that is wanted, or for the pending error."""
+        """Begin a verb: count it, fail it where that is wanted, or for what is pending."""
         self._calls[verb] += 1
         if self.closed:
             raise broken(
@@ -81,23 +87,34 @@ class SimState:
             return
         if self._kept is not None:
             kept, self._kept = self._kept, None
+            self.keep(_as_device_error(kept))
             raise kept
-        if self._pending is not None:
+        if self._thread.pending is not None:
             raise DeviceError(
                 f"{verb} failed for an error that was pending",
-                self._pending,
+                self._thread.pending,
                 "take the error after a refusal, before going on",
             )
 
     def keep(self, error: DeviceError) -> DeviceError:
-        """Make an error the pending one, unless there is one already; returns it."""
-        if self._pending is None:
-            self._pending = code_of(error)
+        """Make an error the thread's pending one, unless it has one already; returns it."""
+        if self._thread.pending is None:
+            self._thread.pending = code_of(error)
         return error
 
+    def taken(self) -> str | None:
+        """This thread's pending error, or what was kept for the next verb; both are gone then."""
+        text, self._thread.pending = self._thread.pending, None
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return text
+        if not isinstance(kept, Exception):
+            raise kept  # an interrupt is no error of the driver
+        return text or code_of(_as_device_error(kept))
+
     def keep_for_next(self, error: BaseException) -> None:
-        """Have the next verb raise what happened where nothing could be raised."""
-        self.keep(error if isinstance(error, DeviceError) else _unforeseen(error))
+        """Have the next verb of any thread raise what happened where nothing could be raised."""
+        self.keep(_as_device_error(error))
         if self._kept is None:
             self._kept = error
 
@@ -164,7 +181,7 @@ S = TypeVar("S", bound=SimState)
 def verb(
     method: Callable[Concatenate[S, P], R],
 ) -> Callable[Concatenate[S, P], R]:
-    """Make a method a verb: it is alone, counted and faulted, and its own error stays pending."""
+    """Make a method a verb: it is alone, counted and faulted, and its error stays pending."""
     name = method.__name__
 
     @wraps(method)
@@ -190,5 +207,7 @@ def _injected(verb: str, call: int) -> DeviceError:
     )
 
 
-def _unforeseen(error: BaseException) -> DeviceError:
+def _as_device_error(error: BaseException) -> DeviceError:
+    if isinstance(error, DeviceError):
+        return error
     return broken("a launch failed", UNKNOWN, repr(error), "see the error itself")

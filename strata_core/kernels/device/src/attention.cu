@@ -107,7 +107,7 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
   int chunks = gridDim.y / kv_heads, kv_head = blockIdx.y / chunks;
   int per = (group + chunks - 1) / chunks, head = blockIdx.y % chunks * per;
   int last_head = head + per < group ? head + per : group;
-  int position = positions[token], first = window && position >= window ? position - window + 1 : 0;
+  int position = positions[token], first = first_seen(position, window);
   int split = first / SPLIT + blockIdx.x, heads = kv_heads * group, start = split * SPLIT;
   int begin = start > first ? start : first;
   int end = start + SPLIT < position + 1 ? start + SPLIT : position + 1;
@@ -195,12 +195,7 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
     top = largest(m, top);
     float weight = in ? exp_(sub(score, top)) : 0.f;
     weights[e] = weight;
-    // stripes j mod 8, ascending; a position without part adds +0, which changes nothing
-    float t = add(0.f, LANE(weight, lane & 7, 32));
-    t = add(t, LANE(weight, (lane & 7) + 8, 32));
-    t = add(t, LANE(weight, (lane & 7) + 16, 32));
-    t = add(t, LANE(weight, (lane & 7) + 24, 32));
-    t = fold8(t);
+    float t = fold32(weight);
     if (lane == 0) shrinks[tile] = exp_(sub(m, top)), sums[tile] = t;
     if (tile == last && lane == 0) tops[last] = top;  // nobody looks at the last one's before
     __syncthreads();
@@ -261,8 +256,7 @@ DEV float merged(const float* part, int count, int e) {
 
 // Splits that a token at a position has.
 DEV int splits_of(int position, int window) {
-  int first = window && position >= window ? position - window + 1 : 0;
-  return position / SPLIT - first / SPLIT + 1;
+  return position / SPLIT - first_seen(position, window) / SPLIT + 1;
 }
 
 #endif
@@ -290,8 +284,6 @@ merge_quantise(float* out, const float* partials, const int* positions, u8* reco
   size_t row = (size_t)token * heads + i / HEAD_DIM;
   float v = merged(partials + row * splits * (PARTIAL_HEAD + HEAD_DIM), count, i % HEAD_DIM);
   out[(size_t)token * width + i] = v;
-  u8* to = records + (size_t)token * ((width + 255) / 256) * RECORD_BYTES;
-  bool good = store_block(to, i >> 5, threadIdx.x & 31, v);
-  if (!good && (threadIdx.x & 31) == 0) latch(status, op);
+  store_block(records + token * record_pitch(width), i >> 5, threadIdx.x & 31, v, status, op);
 }
 #endif

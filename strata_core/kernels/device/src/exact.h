@@ -41,6 +41,17 @@ DEV float fold64_of_pair(float a, float b) {
   return fold8(t);
 }
 
+// Fold of stripes j mod 8 of what 32 lanes hold, ascending, on every lane; a lane without part holds
+// +0, which changes nothing.
+DEV float fold32(float v) {
+  int j = threadIdx.x & 7;
+  float t = add(0.f, LANE(v, j, 32));
+  t = add(t, LANE(v, j + 8, 32));
+  t = add(t, LANE(v, j + 16, 32));
+  t = add(t, LANE(v, j + 24, 32));
+  return fold8(t);
+}
+
 // The factor of a norm over `dim` floats that lie in shared memory; all threads of the block, 64 or
 // more of them, come here.
 #define NORM_FACTOR(row, dim, eps)                                             \
@@ -78,11 +89,23 @@ DEV float silu(float x) { return div_(x, add(1.f, exp_(-x))); }
 #define RECORD_BYTES 576
 #define LARGEST 16383.f
 
+// Bytes from one row of activations to the next: as records; as the type of the weights wants them;
+// of `down`'s, which have room for floats.
+DEV size_t record_pitch(int width) { return (size_t)((width + 255) / 256) * RECORD_BYTES; }
+DEV size_t row_pitch(int width) {
+#ifdef QUANTISED
+  return record_pitch(width);
+#else
+  return (size_t)width * 4;
+#endif
+}
+DEV size_t inner_pitch(int width) { return (size_t)((width + 255) / 256) * 1024; }
+
 DEV const u8* record_of(const u8* row, int block) { return row + (size_t)(block >> 3) * RECORD_BYTES; }
 
 // 32 neighbouring threads hold the 32 values of a block: its record's part is written. `lane` is the
-// thread's place among them. False where a value is not finite.
-DEV bool store_block(u8* row, int block, int lane, float x) {
+// thread's place among them. Latches `op` where a value is not finite.
+DEV void store_block(u8* row, int block, int lane, float x, u32* status, int op) {
   // absolute values are in order as integers, and what is not finite comes last
   u32 most = most_of(bits_of(x) & 0x7fffffffu);
   float amax = float_of(most);
@@ -100,8 +123,18 @@ DEV bool store_block(u8* row, int block, int lane, float x) {
   if (lane == 0) {
     ((float*)(at + 512))[j] = d;
     ((int*)(at + 544))[j] = sum;
+    if (!good) latch(status, op);
   }
-  return good;
+}
+
+// The same of the activations of `down`, entry by entry, as its type wants them.
+DEV void store_inner(u8* inner, int entry, int rows, int block, int lane, float h, u32* status, int op) {
+  u8* to = inner + entry * inner_pitch(rows);
+#ifdef DOWN_QUANTISED
+  store_block(to, block, lane, h, status, op);
+#else
+  ((float*)to)[block * 32 + lane] = h;
+#endif
 }
 
 // One block of activations as a lane of a row's product reads it.

@@ -51,11 +51,10 @@ DEV void gate_and_up(const u8* gate, const u8* up, const u8* x, const int* found
 #ifdef QUANTISED
   const bool both = GATE::WIDE && UP::WIDE;
   int j = lane & 7;
-  size_t pitch = record_pitch(columns);
 #else
   int j = lane;
-  size_t pitch = (size_t)columns * 4;
 #endif
+  size_t pitch = row_pitch(columns);
 #pragma unroll
   for (int t = 0; t < T; t++) a[t] = b[t] = 0.f, from[t] = x + alike(found[t < n ? t : 0] / top_k) * pitch;
 #ifdef QUANTISED
@@ -123,15 +122,8 @@ gate_up(const Entry* entries, const u8* x, u8* inner, u32* status, i64 gate_stri
     }
   }
   __syncthreads();
-  for (int t = warp; t < n; t += each) {
-    u8* to = inner + (size_t)found[t] * ((rows + 255) / 256) * 1024;
-#ifdef DOWN_QUANTISED
-    bool good = store_block(to, blockIdx.x, lane, h[t][lane]);
-    if (!good && lane == 0) latch(status, op);
-#else
-    ((float*)to)[blockIdx.x * 32 + lane] = h[t][lane];
-#endif
-  }
+  for (int t = warp; t < n; t += each)
+    store_inner(inner, found[t], rows, blockIdx.x, lane, h[t][lane], status, op);
 }
 #endif
 
@@ -156,7 +148,7 @@ down(const Entry* entries, const u8* inner, i64 stride, int count, int rows, int
   __syncthreads();
   follow();
   int n = many;
-  size_t pitch = (size_t)((columns + 255) / 256) * 1024;
+  size_t pitch = inner_pitch(columns);
   auto x = [=](int t) { return inner + found[t] * pitch; };
   auto put = [=](int k, int t, float v) { ((float*)entries[found[t]].row)[first + k] = v; };
   finish_tokens<TYPE>(r, x, n, columns, lane, put);

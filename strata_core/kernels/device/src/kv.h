@@ -1,6 +1,12 @@
-// Keys and values as they are stored, section 8: reading one, keeping one.
+// Keys and values: what a position sees of them, and as they are stored, section 8: reading one,
+// keeping one.
 #ifndef STRATA_KV_H
 #define STRATA_KV_H
+
+// The first position that a position sees; 0 is no window.
+DEV int first_seen(int position, int window) {
+  return window && position >= window ? position - window + 1 : 0;
+}
 
 #ifdef KV_fp32
 typedef float Stored;

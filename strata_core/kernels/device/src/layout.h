@@ -3,7 +3,6 @@
 #define STRATA_LAYOUT_H
 
 #define MOST_TOKENS 8
-#define LANES 6
 enum { HIT = 0, LINK = 1, HOST = 2, HELPER = 3 };
 
 struct Entry {

@@ -15,8 +15,6 @@
 #define TOGETHER(W) (W::SCALED && W::BLOCK_BYTES > 20 ? AHEAD / 2 : AHEAD)
 #define PAIRS_TOGETHER(W) (W::SCALED && W::BLOCK_BYTES > 20 ? 1 : PAIRS_AHEAD)
 
-DEV size_t record_pitch(int columns) { return (size_t)((columns + 255) / 256) * RECORD_BYTES; }
-
 // T tokens of one quantised row; token t's records begin at from[t].
 template <class W, int T, bool WIDE>
 DEV void blocks_of_row(const u8* row, const u8* const* from, int blocks, int j, float* acc) {
@@ -139,11 +137,5 @@ DEV void finish_tokens(const RowsOf& r, X x, int tokens, int columns, int lane, 
     else finish_rows<W, AT_ONCE>(r, at, n, columns, lane, to);
   }
 }
-
-#ifdef QUANTISED
-#define PITCH record_pitch(columns)
-#else
-#define PITCH ((size_t)columns * 4)
-#endif
 
 #endif

@@ -7,9 +7,8 @@ quantise(const float* x, u8* records, u32* status, int rows, int width, int op) 
   follow();
   int i = blockIdx.x * 256 + threadIdx.x;
   if (i >= width) return;  // whole blocks of 32: width is a multiple of 32
-  u8* row = records + (size_t)blockIdx.y * ((width + 255) / 256) * RECORD_BYTES;
-  bool good = store_block(row, i >> 5, threadIdx.x & 31, x[(size_t)blockIdx.y * width + i]);
-  if (!good && (threadIdx.x & 31) == 0) latch(status, op);
+  u8* row = records + blockIdx.y * record_pitch(width);
+  store_block(row, i >> 5, threadIdx.x & 31, x[(size_t)blockIdx.y * width + i], status, op);
 }
 #endif
 
@@ -23,7 +22,7 @@ DEV void multiply(const u8* weight, const u8* x, float* out, const float* bias, 
   u8* slot = bytes + warp * slot_bytes(stride, of_block / 4);
   RowsOf r = begin_rows(weight, stride, first, rows, slot, lane);
   follow();
-  size_t pitch = PITCH;
+  size_t pitch = row_pitch(columns);
   auto at = [=](int t) { return x + t * pitch; };
   finish_tokens<W>(r, at, tokens, columns, lane, [=](int n, int t, float v) {
     size_t to = (size_t)t * rows + first + n;
@@ -90,11 +89,7 @@ norm_linear(const float* x, float* out, const float* gain, u8* records, u32* sta
   for (int b = blockIdx.x * 4 + warp; b < rows * each; b += gridDim.x * 4) {
     float v = normed[b * 32 + lane];
     out[(size_t)b * 32 + lane] = v;
-    if (records) {
-      u8* packed = records + (size_t)(b / each) * ((dim + 255) / 256) * RECORD_BYTES;
-      bool good = store_block(packed, b % each, lane, v);
-      if (!good && lane == 0) latch(status, op);
-    }
+    if (records) store_block(records + (b / each) * record_pitch(dim), b % each, lane, v, status, op);
   }
   auto at = [=](int t) { return (const u8*)(normed + t * dim); };
   finish_tokens<TYPE>(r, at, rows, dim, lane, [=](int n, int t, float v) {
@@ -122,7 +117,7 @@ DEV void part_of(const Matrix& m, const u8* x, int tokens, int columns) {
   u8* slot = bytes + warp * slot_bytes(m.stride, of_warp);
   RowsOf r = begin_rows(m.weight, m.stride, first, rows, slot, lane);
   follow();
-  size_t pitch = PITCH;
+  size_t pitch = row_pitch(columns);
   auto at = [=](int t) { return x + t * pitch; };
   finish_tokens<W>(r, at, tokens, columns, lane, [=](int n, int t, float v) {
     out[(size_t)t * rows + first + n] = bias ? add(v, bias[first + n]) : v;

@@ -361,7 +361,7 @@ prompt_attention(const float* q, float* out, const int* positions, const Place* 
   if (threadIdx.x < QUERIES) {
     int n = threadIdx.x, pair = begin + n < last ? begin + n : last, token = pair / group;
     int row = token * kv_heads * group + blockIdx.x * group + pair % group, p = positions[token];
-    room.last[n] = p, room.first[n] = window && p - window + 1 > 0 ? p - window + 1 : 0;
+    room.last[n] = p, room.first[n] = first_seen(p, window);
     room.row[n] = begin + n <= last ? row : ~row;
     room.m[n] = -float_of(0x7f800000u), room.l[n] = 0.f;
   }

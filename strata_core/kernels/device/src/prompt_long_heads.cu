@@ -56,10 +56,10 @@ prompt_attention(const float* q, float* out, const int* positions, const Place* 
   if (last >= tokens * group) last = tokens * group - 1;
   int token = (mine ? pair : last) / group, head = kv_head * group + (mine ? pair : last) % group;
   int heads = kv_heads * group, position = positions[token];
-  int from = window && position - window + 1 > 0 ? position - window + 1 : 0;
+  int from = first_seen(position, window);
   // what the block's tokens see together: positions ascend with the tokens
-  int low = positions[blockIdx.y * PAIRS / group], high = positions[last / group] + 1;
-  low = window && low - window + 1 > 0 ? low - window + 1 : 0;
+  int low = first_seen(positions[blockIdx.y * PAIRS / group], window);
+  int high = positions[last / group] + 1;
   const Place& place = places[token];
   size_t base = (size_t)layer_offset * width + (size_t)kv_head * HEAD_DIM;
   for (int i = lane; i < HEAD_DIM; i += 32)
@@ -101,12 +101,7 @@ prompt_attention(const float* q, float* out, const int* positions, const Place* 
       for (int x = 16; x; x >>= 1) top = largest(top, SWAP(top, x, 32));
       top = largest(now.m, top);
       shrink = exp_(sub(now.m, top)), weight = in ? exp_(sub(score, top)) : 0.f;
-      // stripes j mod 8, ascending; a position without part adds +0, which changes nothing
-      float t = add(0.f, LANE(weight, lane & 7, 32));
-      t = add(t, LANE(weight, (lane & 7) + 8, 32));
-      t = add(t, LANE(weight, (lane & 7) + 16, 32));
-      t = add(t, LANE(weight, (lane & 7) + 24, 32));
-      now.l = fma_(now.l, shrink, fold8(t));
+      now.l = fma_(now.l, shrink, fold32(weight));
       now.m = top;
     }
     rows = (const Stored*)place.v, scales = (const u16*)place.v_scales;

@@ -233,6 +233,17 @@ DEV void product(Room& room, const u8* row, const u8* x, int blocks, float* out)
   fold_stripes(room, acc, fresh(thread), out);
 }
 
+// The tile's entries, of which `each` share a row of activations of so many pieces. All threads of the
+// block come here; `product` is where they meet behind it.
+DEV void take_entries(Room& room, int* entries, const int* order, int count, int each, int pitch) {
+  __syncthreads();  // the entries before have been stored
+  if (threadIdx.x == 0) room.count = count;
+  if (threadIdx.x < count) {
+    int entry = entries[threadIdx.x] = order[threadIdx.x];
+    room.from[threadIdx.x] = (u32)(entry / each) * pitch;
+  }
+}
+
 // Two products with the same tokens, one behind the other; by the same instructions where the types
 // are the same.
 template <class A, class B>
@@ -300,12 +311,7 @@ matrix_gate_up(const Wave* wave, const int* starts, const int* order, const u8* 
 #pragma unroll 1
   for (int first = starts[e.expert] + blockIdx.y * TOKENS; first < end; first += spread * TOKENS) {
     int count = end - first < TOKENS ? end - first : TOKENS;
-    __syncthreads();  // the entries before have been stored
-    if (threadIdx.x == 0) room.count = count;
-    if (threadIdx.x < count) {
-      int entry = entries[threadIdx.x] = order[first + threadIdx.x];
-      room.from[threadIdx.x] = (u32)(entry / top_k) * ((columns + 255) / 256 * PIECES);
-    }
+    take_entries(room, entries, order + first, count, top_k, (columns + 255) / 256 * PIECES);
     float a[4], b[4];
     Pair<GATE, UP>::products(room, gate, up, x, columns >> 5, a, b);
     int lane = fresh(threadIdx.x) & 31;
@@ -314,13 +320,7 @@ matrix_gate_up(const Wave* wave, const int* starts, const int* order, const u8* 
       float h = mul(silu(a[0]), b[0]);
 #pragma unroll
       for (int i = 0; i < 3; i++) a[i] = a[i + 1], b[i] = b[i + 1];
-      u8* to = inner + (size_t)entries[t] * ((rows + 255) / 256) * 1024;
-#ifdef DOWN_QUANTISED
-      bool good = store_block(to, blockIdx.x, lane, h);
-      if (!good && lane == 0) latch(status, op);
-#else
-      ((float*)to)[blockIdx.x * ROWS + lane] = h;
-#endif
+      store_inner(inner, entries[t], rows, blockIdx.x, lane, h, status, op);
     }
   }
 }
@@ -340,12 +340,7 @@ matrix_down(const Wave* wave, const int* starts, const int* order, const u8* inn
 #pragma unroll 1
   for (int first = starts[e.expert] + blockIdx.y * TOKENS; first < end; first += spread * TOKENS) {
     int count = end - first < TOKENS ? end - first : TOKENS;
-    __syncthreads();  // the entries before have been stored
-    if (threadIdx.x == 0) room.count = count;
-    if (threadIdx.x < count) {
-      int entry = entries[threadIdx.x] = order[first + threadIdx.x];
-      room.from[threadIdx.x] = (u32)entry * ((columns + 255) / 256 * 64);
-    }
+    take_entries(room, entries, order + first, count, 1, (columns + 255) / 256 * 64);
     float found[4];
     product<TYPE>(room, row, inner, columns >> 5, found);
     int warp = fresh(threadIdx.x) >> 5, r = blockIdx.x * ROWS + (fresh(threadIdx.x) & 31);

@@ -29,6 +29,17 @@ DEV void meet(const u8* row, int b, int count, const u8* staged, float* acc) {
   }
 }
 
+// The tile's entries, of which `each` share a row of activations. All threads of the block come here.
+DEV void take_entries(Tile& tile, int* entries, const int* order, int count, const u8* x, int each,
+                      size_t pitch) {
+  __syncthreads();  // those before have been stored
+  if (threadIdx.x < TOKENS) {
+    int entry = entries[threadIdx.x] = order[threadIdx.x < count ? threadIdx.x : count - 1];
+    tile.from[threadIdx.x] = x + entry / each * pitch;
+  }
+  __syncthreads();
+}
+
 // Superblock s of a tile's activations into shared memory; all threads of the block take part.
 DEV void stage(Tile& tile, int s, int count) {
   __syncthreads();
@@ -90,11 +101,7 @@ prompt_linear(const u8* weight, const u8* x, float* out, const float* bias, i64 
   int first = blockIdx.y * TOKENS, count = tokens - first < TOKENS ? tokens - first : TOKENS;
   bool mine = r < rows;
   const u8* row = weight + (size_t)(mine ? r : rows - 1) * stride;  // lanes stay together to fold
-#ifdef QUANTISED
-  size_t pitch = (size_t)((columns + 255) / 256) * RECORD_BYTES;
-#else
-  size_t pitch = (size_t)columns * 4;
-#endif
+  size_t pitch = row_pitch(columns);
   int t = threadIdx.x < count ? threadIdx.x : count - 1;
   if (threadIdx.x < TOKENS) tile.from[threadIdx.x] = x + (size_t)(first + t) * pitch;
   __syncthreads();
@@ -127,20 +134,9 @@ prompt_gate_up(const Wave* wave, const int* starts, const int* order, const u8* 
   int end = starts[e.expert + 1], g = threadIdx.x >> 3, j = threadIdx.x & 7;
   const u8* gate = (const u8*)e.gate + (size_t)(blockIdx.x * ROWS + g) * gate_stride;
   const u8* up = (const u8*)e.up + (size_t)(blockIdx.x * ROWS + g) * up_stride;
-#ifdef QUANTISED
-  size_t pitch = (size_t)((columns + 255) / 256) * RECORD_BYTES;
-#else
-  size_t pitch = (size_t)columns * 4;
-#endif
   for (int first = starts[e.expert] + blockIdx.z * TOKENS; first < end; first += spread * TOKENS) {
     int count = end - first < TOKENS ? end - first : TOKENS;
-    __syncthreads();
-    if (threadIdx.x < TOKENS) {
-      int entry = order[first + (threadIdx.x < count ? threadIdx.x : count - 1)];
-      entries[threadIdx.x] = entry;
-      tile.from[threadIdx.x] = x + (size_t)(entry / top_k) * pitch;
-    }
-    __syncthreads();
+    take_entries(tile, entries, order + first, count, x, top_k, row_pitch(columns));
     float a[TOKENS], b[TOKENS];
 #ifdef QUANTISED
     int blocks = columns >> 5;
@@ -162,15 +158,8 @@ prompt_gate_up(const Wave* wave, const int* starts, const int* order, const u8* 
       for (int t = 0; t < TOKENS; t++) h[t][g] = mul(silu(a[t]), b[t]);
     __syncthreads();
     int lane = threadIdx.x & 31;
-    for (int t = threadIdx.x >> 5; t < count; t += 8) {
-      u8* to = inner + (size_t)entries[t] * ((rows + 255) / 256) * 1024;
-#ifdef DOWN_QUANTISED
-      bool good = store_block(to, blockIdx.x, lane, h[t][lane]);
-      if (!good && lane == 0) latch(status, op);
-#else
-      ((float*)to)[blockIdx.x * ROWS + lane] = h[t][lane];
-#endif
-    }
+    for (int t = threadIdx.x >> 5; t < count; t += 8)
+      store_inner(inner, entries[t], rows, blockIdx.x, lane, h[t][lane], status, op);
   }
 }
 #endif
@@ -189,13 +178,7 @@ prompt_down(const Wave* wave, const int* starts, const int* order, const u8* inn
   const u8* row = (const u8*)e.down + (size_t)(mine ? r : rows - 1) * stride;
   for (int first = starts[e.expert] + blockIdx.z * TOKENS; first < end; first += spread * TOKENS) {
     int count = end - first < TOKENS ? end - first : TOKENS;
-    __syncthreads();
-    if (threadIdx.x < TOKENS) {
-      int entry = order[first + (threadIdx.x < count ? threadIdx.x : count - 1)];
-      entries[threadIdx.x] = entry;
-      tile.from[threadIdx.x] = inner + (size_t)entry * ((columns + 255) / 256) * 1024;
-    }
-    __syncthreads();
+    take_entries(tile, entries, order + first, count, inner, 1, inner_pitch(columns));
     float acc[TOKENS];
 #ifdef QUANTISED
     quantised_tile<TYPE>(row, tile, count, columns >> 5, j, acc);

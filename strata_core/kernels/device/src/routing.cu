@@ -202,7 +202,7 @@ assign(const int* picks, const Cell* cells, const int* share, const float* x, En
 // Cells lie in shared memory where they and the logits fit into this.
 #define NEAR_BYTES 40960
 
-KERNEL(1024)
+ROOMY(1024, 1)
 dispatch(const float* logits, int* picks, float* weights, u32* status, const Cell* cells,
          const int* share, const float* x, Entry* entries, float* rows, float* host_rows, u64* counts,
          float* mail_x, int* mail_picks, int* mail_lanes, int* mail_host, i64* mail_word,
@@ -255,7 +255,7 @@ claim(const int* mail_picks, const int* mail_lanes, const Cell* cells, Entry* en
   for (int i = threadIdx.x; i < count; i += 256) {
     int pick = ((volatile const int*)mail_picks)[i], whose = ((volatile const int*)mail_lanes)[i];
     int home = 0;
-    while (((volatile const int*)mail_picks)[home] != pick) home++;
+    while (home < i && ((volatile const int*)mail_picks)[home] != pick) home++;
     Entry e = {0, 0, 0, (u64)(host_rows + (size_t)i * outputs), pick, whose, home, 0};
     if (whose == lane) {
       const Cell& cell = cells[pick];

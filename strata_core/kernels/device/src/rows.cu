@@ -15,14 +15,11 @@ rms_norm(const float* x, float* out, const float* weight, int rows, int runs, in
 // 32 threads take blocks of 32 floats.
 #define NORMED_ROW(row)                                                                      \
   NORM_FACTOR(row, dim, eps);                                                                \
-  u8* packed = records + (size_t)blockIdx.x * ((dim + 255) / 256) * RECORD_BYTES;            \
+  u8* packed = records + blockIdx.x * record_pitch(dim);                                     \
   for (int i = threadIdx.x; i < dim; i += 1024) {                                            \
     float v = mul(mul((row)[i], factor), gain[i]);                                           \
     out[at + i] = v;                                                                         \
-    if (records) {                                                                           \
-      bool good = store_block(packed, i >> 5, threadIdx.x & 31, v);                          \
-      if (!good && (threadIdx.x & 31) == 0) latch(status, op);                               \
-    }                                                                                        \
+    if (records) store_block(packed, i >> 5, threadIdx.x & 31, v, status, op);               \
   }
 
 #ifdef KERNEL_norm_rows
@@ -99,9 +96,7 @@ silu_quantise(const float* gate, const float* up, float* out, u8* records, u32* 
   size_t at = (size_t)blockIdx.y * width + i;
   float v = mul(silu(gate[at]), up[at]);
   out[at] = v;
-  u8* row = records + (size_t)blockIdx.y * ((width + 255) / 256) * RECORD_BYTES;
-  bool good = store_block(row, i >> 5, threadIdx.x & 31, v);
-  if (!good && (threadIdx.x & 31) == 0) latch(status, op);
+  store_block(records + blockIdx.y * record_pitch(width), i >> 5, threadIdx.x & 31, v, status, op);
 }
 #endif
 
