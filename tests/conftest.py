@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before numpy is loaded, here and in what tests start: threads of its matrix products that wait for
+# each other on cores which other tests use take ten times as long as one thread does.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from strata_core.config import cache_folder
 from strata_core.machine import Machine
 from strata_core.testing.machines import recorded_pc
