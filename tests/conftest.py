@@ -69,6 +69,16 @@ def models() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of kernels that starts use, so that each is compiled once and not by each area.
+
+    Their names are hashes of all that makes them. What is about compiling has a folder of its own.
+    """
+    folder = cache_folder() or tmp_path_factory.mktemp("compiled")
+    return folder / "kernels"
+
+
 @pytest.fixture
 def make_machine():
     """make_machine(**facts): a replayed Linux PC without an adapter, but for the facts given.
