@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before numpy is loaded, here and in what tests start: threads of its matrix products that wait for
+# each other on cores which other tests use take ten times as long as one thread does.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from strata_core.config import cache_folder
 from strata_core.machine import Machine
 from strata_core.testing.machines import recorded_pc
@@ -63,6 +67,16 @@ def models() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference models: {folder} is not there (set STRATA_TEST_MODELS)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of kernels that starts use, so that each is compiled once and not by each area.
+
+    Their names are hashes of all that makes them. What is about compiling has a folder of its own.
+    """
+    folder = cache_folder() or tmp_path_factory.mktemp("compiled")
+    return folder / "kernels"
 
 
 @pytest.fixture

@@ -83,9 +83,9 @@ def usable(variant):
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory):
+def cache(compiled_kernels):
     """A cache folder for the whole run."""
-    return tmp_path_factory.mktemp("kernels")
+    return compiled_kernels
 
 
 @pytest.fixture(scope="session", params=VARIANTS)

@@ -137,8 +137,8 @@ class Lab:
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    return Library(Compiler(host_target(), tmp_path_factory.mktemp("kernels"), print))
+def library(compiled_kernels):
+    return Library(Compiler(host_target(), compiled_kernels, print))
 
 
 @pytest.fixture

@@ -98,8 +98,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(folder):
-    library = Library(Compiler(host_target(), folder, print))
+def expected(compiled_kernels):
+    library = Library(Compiler(host_target(), compiled_kernels, print))
     kernels = HostKernels(library).mapping()
     runtime = SimRuntime(SimHardware(), host_kernels=kernels, pointers=pointers)
     yield Bench(runtime, planes=False)

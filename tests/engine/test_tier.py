@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,12 @@ def run(model: Path, prompt: Any = PROMPT, **options: Any) -> tuple[Any, ...]:
 
 
 @pytest.fixture(scope="module")
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kernels are compiled once for the module."""
-    return tmp_path_factory.mktemp("cache")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, compiled_kernels: Path) -> Path:
+    """A folder that has compiled kernels from all tests."""
+    folder = tmp_path_factory.mktemp("cache")
+    with suppress(OSError):  # no links here: kernels are compiled once for the module
+        (folder / "kernels").symlink_to(compiled_kernels.resolve(), target_is_directory=True)
+    return folder
 
 
 @pytest.fixture(autouse=True)
