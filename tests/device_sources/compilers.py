@@ -26,14 +26,14 @@ from code_object import usages
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import StrataError
 from strata_core.kernels.code_cache import CodeCache
-from strata_core.kernels.device.prompt_table import MATRIX_NAMES
+from strata_core.kernels.device.prompt_table import MATRIX_NAMES, attending
 from strata_core.kernels.device.sources import FLOATS, source_of
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
 HERE = Path(__file__).resolve().parent
 KV_TYPES = ("fp32", "fp16", "int8")
-HEAD_DIMS = (64, 80, 128, 256)
+HEAD_DIMS = (64, 80, 96, 128, 256)
 CLANGS = ("clang++-19", "clang++-20", "clang++-21", "clang++")
 WORDS = HERE / "hip_words.h"
 CLANG_OPTIONS = (
@@ -115,10 +115,17 @@ def every_key(*, matrix: bool) -> list[KernelKey]:
                 continue
             if name.endswith("gate_up") and not _together(*map(str, parameters)):
                 continue
-            if on_units and parameters[0] in FLOATS:
+            if on_units and not _taken(name, parameters):
                 continue
             keys.append(KernelKey(name, parameters))
     return keys
+
+
+def _taken(name: str, parameters: tuple[str | int, ...]) -> bool:
+    """Whether matrix units take such rows, or such keys and heads."""
+    if name == "matrix_attention":
+        return attending(str(parameters[0]), int(parameters[1]), matrix=True) == name
+    return parameters[0] not in FLOATS
 
 
 def _choices(parameter: str) -> tuple[str | int, ...]:

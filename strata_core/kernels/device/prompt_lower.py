@@ -17,7 +17,7 @@ from strata_core.kernels.device.layout import (
     record_bytes,
 )
 from strata_core.kernels.device.lower import Lowering, unsupported
-from strata_core.kernels.device.prompt_table import multiplying, spread_of
+from strata_core.kernels.device.prompt_table import attending, multiplying, spread_of
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
 from strata_core.kernels.device.table import make_launch
@@ -194,7 +194,7 @@ class PromptLowering(Lowering):
         kv_type = self.model.limits.kv_type
         check_heads(heads // kv_heads, dim, kv_type, unsupported)
         self._launch(
-            "prompt_attention",
+            attending(kv_type, dim, matrix=self.places.matrix),
             kv_type,
             dim,
             q=self._at(buffer_of(op, "q")),
