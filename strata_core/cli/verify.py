@@ -204,6 +204,8 @@ def _prove(
     console.line(text + "".join(others))
     if not ran:
         console.line("nothing is proven: no way could be tried, for the reasons above.")
+    for line in _own(asked.backend, rows):
+        console.line(line)
     inexact = _inexact(asked.backend, rows)
     for line in inexact:
         console.line(line)
@@ -221,6 +223,24 @@ def _prove(
         "inexact": " ".join(inexact) or None,
         "rows": [row.as_json() for row in rows],
     }
+
+
+def _own(backend: str, rows: Sequence[Row]) -> list[str]:
+    """What was compared where prompts have an order of the backend's own."""
+    from strata_core.verify.identity import REFERENCE
+
+    runs = [row.run for row in rows if row.run is not None and row.run.own]
+    if not runs:
+        return []
+    names = ", ".join(sorted(frozenset.union(*(run.own for run in runs))))
+    lines = [
+        f"Backend {backend} sums these prompts in an order of its own: {names}. They are compared",
+        f"with its first way that ran, not with backend {REFERENCE} (--exact-prompt does that);",
+        "docs/arithmetic.md, section 11, says how near they are.",
+    ]
+    if len(runs) == 1:
+        lines.append("One way ran alone, so that nothing is proven of them.")
+    return lines
 
 
 def _inexact(backend: str, rows: Sequence[Row]) -> list[str]:

@@ -26,14 +26,14 @@ from code_object import usages
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import StrataError
 from strata_core.kernels.code_cache import CodeCache
-from strata_core.kernels.device.prompt_table import MATRIX_NAMES, attending
+from strata_core.kernels.device.prompt_table import MATRIX_HEADS, MATRIX_NAMES, attending
 from strata_core.kernels.device.sources import FLOATS, source_of
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
 HERE = Path(__file__).resolve().parent
 KV_TYPES = ("fp32", "fp16", "int8")
-HEAD_DIMS = (64, 80, 96, 128, 256)
+HEAD_DIMS = (64, 80, 128, 256)
 CLANGS = ("clang++-19", "clang++-20", "clang++-21", "clang++")
 WORDS = HERE / "hip_words.h"
 CLANG_OPTIONS = (
@@ -107,7 +107,8 @@ def every_key(*, matrix: bool) -> list[KernelKey]:
         on_units = name in MATRIX_NAMES
         if on_units and not matrix:
             continue
-        choices = [_choices(parameter) for parameter in kernel.parameters]
+        heads = tuple(sorted(MATRIX_HEADS)) if on_units else HEAD_DIMS
+        choices = [_choices(parameter, heads) for parameter in kernel.parameters]
         for parameters in itertools.product(*choices):
             if name == "products" and not _mixed(*map(str, parameters)):
                 continue
@@ -128,10 +129,10 @@ def _taken(name: str, parameters: tuple[str | int, ...]) -> bool:
     return parameters[0] not in FLOATS
 
 
-def _choices(parameter: str) -> tuple[str | int, ...]:
+def _choices(parameter: str, heads: tuple[int, ...]) -> tuple[str | int, ...]:
     if parameter == "kv":
         return KV_TYPES
-    return HEAD_DIMS if parameter == "head_dim" else tuple(TYPES)
+    return heads if parameter == "head_dim" else tuple(TYPES)
 
 
 def _mixed(first: str, second: str, third: str) -> bool:

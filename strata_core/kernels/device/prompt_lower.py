@@ -29,6 +29,16 @@ HEAD_ROWS = 8
 """Rows of logits that are computed at once behind a chunk."""
 
 
+def own_prompts(model: Model, *, matrix: bool) -> bool:
+    """Whether a prompt's bits are others than a window's: attention has an order of its own.
+
+    `matrix`: whether the device has matrix units.
+    """
+    heads = (whole(op, "head_dim") for op in model.program.ops if op.kernel == "attention")
+    kv = model.limits.kv_type
+    return any(attending(kv, dim, matrix=matrix) != "prompt_attention" for dim in heads)
+
+
 def prompt_model(model: Model, tokens: int) -> Model:
     """The same model in chunks of at most `tokens`."""
     return evolve(model, shape=Shape.of(model.program, tokens))
