@@ -32,7 +32,25 @@ def matrix_attention_cases(kv: str, head_dim: int) -> Iterator[Case]:
     for case in prompt_attention_cases(kv, head_dim):
         if "signs" not in case.label:
             key = KernelKey(NAME, case.key.parameters)
-            yield evolve(case, key=key, label=case.label.replace(case.key.name, NAME))
+            case = evolve(case, key=key, label=case.label.replace(case.key.name, NAME))
+            yield case
+            if case.args["tokens"] == 41:
+                yield rising(case)
+
+
+def rising(case: Case) -> Case:
+    """The case with scores that rise from each position to the next: the first that is not seen has
+    a larger one than all that are."""
+    keys, buffers = case.buffers["k"].data, dict(case.buffers)
+    up = ((np.arange(CONTEXT)[:, None] + 1) / 256).astype(np.float16)
+    if keys.dtype == np.int8:
+        buffers["k"] = Buffer(np.full_like(keys, 64))
+        scales = buffers["k_scales"].data
+        buffers["k_scales"] = Buffer(np.where(np.isnan(scales), scales, up / np.float16(64)))
+    else:
+        buffers["k"] = Buffer(np.where(np.isnan(keys), keys, up))
+    buffers["q"] = Buffer(np.abs(case.buffers["q"].data))
+    return evolve(case, buffers=buffers, label=f"{case.label}, rising")
 
 
 def all_matrix_attention_cases() -> Iterator[Case]:
