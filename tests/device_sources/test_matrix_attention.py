@@ -73,5 +73,18 @@ def test_weights_keep_their_share_whatever_the_scores_are(bench, size):
     assert far(case, bench.run(case)["out"]) < FAR * max(1, size / 10)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
+def test_what_is_no_number_or_no_half_is_none_in_the_end(bench, wrong):
+    """So that the product behind latches it; other tokens keep their bits."""
+    for case in (next(c for c in CASES if kv in c.key.parameters) for kv in ("fp16", "int8")):
+        q = case.buffers["q"].data.copy()
+        q[1, 0, 3] = wrong
+        spoilt = type(case)(**{**fields(case), "buffers": {**case.buffers, "q": Buffer(q)}})
+        good, bad = bench.run(case)["out"], bench.run(spoilt)["out"]
+        assert not np.isfinite(bad[1, 0]).any()
+        bad[1, 0] = good[1, 0]
+        assert bad.tobytes() == good.tobytes()
+
+
 def fields(case):
     return {name: getattr(case, name) for name in ("label", "key", "args", "looks", "links")}

@@ -54,12 +54,9 @@ DEV float fold64_of_pair(float a, float b) {
   __syncthreads();                                                            \
   float factor = div_(1.f, sqrt_(add(div_(fold64_of(stripes), (float)(dim)), (eps))))
 
-// exp(x) * 2^UP.
-template <int UP>
-DEV float exp_up(float x) {
-  // 1.5 * 2^23 added and taken away rounds to an integer; the sum's low bits are it, and UP
-  const float big = 0x1.8p+23f + UP;
-  float sum = add(mul(x, 0x1.715476p+0f), big), n = sub(sum, big);
+DEV float exp_(float x) {
+  // 1.5 * 2^23 added and taken away rounds to an integer, ties to even; the sum's low bits are it
+  float sum = add(mul(x, 0x1.715476p+0f), 0x1.8p+23f), n = sub(sum, 0x1.8p+23f);
   float r = fma_(n, -0x1.7f7d1cp-20f, fma_(n, -0x1.62e4p-1f, x));
   float p = 0x1.6a5228p-10f;
   p = fma_(p, r, 0x1.12396cp-7f);
@@ -71,7 +68,6 @@ DEV float exp_up(float x) {
   if (!(x <= 88.f)) p = add(x, float_of(0x7f800000u));
   return x < -87.f ? 0.f : p;
 }
-DEV float exp_(float x) { return exp_up<0>(x); }
 
 DEV float sigmoid(float x) { return div_(1.f, add(1.f, exp_(-x))); }
 DEV float silu(float x) { return div_(x, add(1.f, exp_(-x))); }

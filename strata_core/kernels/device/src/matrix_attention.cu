@@ -9,7 +9,8 @@
 #define STEPS (HEAD_DIM / 16)    // of one product: 16 elements of queries and keys
 #define PAIRS (HEAD_DIM / 16)    // of the sum: two columns of eight elements
 #define PITCH (HEAD_DIM * 2 + 16)  // bytes; an odd number of pieces, so that eight rows meet no bank twice
-#define UP 15                    // weights are kept times 2^15: halves are exact from 2^-29 on
+#define UP 15                    // weights are kept times 2^15: halves of 11 bits down to 2^-29
+#define LOG2_SCALE (SCALE * 0x1.715476p+0f)  // scores become powers of 2
 #define EACH(i, count) _Pragma("unroll") for (int i = 0; i < count; i++)
 
 #ifdef KV_int8
@@ -95,6 +96,22 @@ struct Bringing {
   }
 };
 
+// 2^x times 2^UPWARDS, for x that is 0 or less but for rounding: within 2^-22, and 1 for 0. What is no
+// number becomes none, or more than a half can hold.
+template <int UPWARDS>
+DEV float power(float x) {
+  // as in exp_: the sum's low bits are the integer that is next to x, and UPWARDS
+  const float big = 0x1.8p+23f + UPWARDS;
+  float sum = add(x, big), f = sub(x, sub(sum, big)), p = 0x1.5bba0cp-10f;
+  p = fma_(p, f, 0x1.3cea88p-7f);
+  p = fma_(p, f, 0x1.c6b752p-5f);
+  p = fma_(p, f, 0x1.ebf9bcp-3f);
+  p = fma_(p, f, 0x1.62e42ap-1f);
+  p = fma_(p, f, 1.f);
+  p = float_of(bits_of(p) + (bits_of(sum) << 23));
+  return x < -125.f ? 0.f : p;
+}
+
 // A lane's rows g and g + 8 of its warp's 16, with g = lane / 4: positions first..last are seen.
 struct Rows {
   int first[2], last[2];
@@ -126,16 +143,16 @@ DEV void make_weights(Rows& rows, int span, float (*s)[4], float* shrink) {
     EACH(j, TILE / 8)
       EACH(x, 2) {
         bool in = !EDGE || (8 * j + x >= a && 8 * j + x <= b);
-        top = largest(top, in ? s[j][2 * i + x] : -float_of(0x7f800000u));
+        top = fmaxf(top, in ? s[j][2 * i + x] : -float_of(0x7f800000u));
       }
-    top = largest(top, SWAP(top, 1, 32));
-    top = largest(top, SWAP(top, 2, 32));
-    float before = rows.m[i], next = largest(before, mul(top, SCALE));
-    shrink[i] = EDGE && before == next ? 1.f : exp_(sub(before, next));
+    top = fmaxf(top, SWAP(top, 1, 32));
+    top = fmaxf(top, SWAP(top, 2, 32));
+    float before = rows.m[i], next = fmaxf(before, mul(top, LOG2_SCALE));
+    shrink[i] = EDGE && before == next ? 1.f : power<0>(sub(before, next));
     EACH(j, TILE / 8)
       EACH(x, 2) {
         bool in = !EDGE || (8 * j + x >= a && 8 * j + x <= b);
-        float weight = exp_up<UP>(fma_(s[j][2 * i + x], SCALE, -next));
+        float weight = power<UP>(fma_(s[j][2 * i + x], LOG2_SCALE, -next));
         s[j][2 * i + x] = weight = in ? weight : 0.f;
         sum = add(sum, weight);
       }
