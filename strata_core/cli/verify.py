@@ -75,7 +75,8 @@ def command_object(
     Then MODEL is run with short prompts in every way that fits this machine: each source, several
     sizes of a tier in memory, and where the backend has devices each way of page-locking and
     several sizes of the expert cache. Settings that are given hold for every run; only the others
-    are varied. Each run's logits and tokens are compared with those of --backend cpu. Prints one
+    are varied. Each run's logits and tokens are compared with those of --backend cpu; prompts that
+    the backend sums in an order of its own, with those of its first run. Prints one
     row for each. A row is idle where tokens are equal but what it is about never happened, such as
     an expert that goes over the link; it counts neither as equal nor as a failure. Leaves with exit
     code 1 where anything is damaged, differs or fails, and where no row is equal.
