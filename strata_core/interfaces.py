@@ -57,15 +57,16 @@ Probe = Usable | Unusable
 class Capabilities:
     """What a backend can do: weight types (None: every one), KV types (its default first).
 
-    `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement.
-    `dense_bytes(type, elements)` is the memory that dense weights take in it (None: as stored);
-    `expert_bytes(layout)` what it holds of an expert being computed, beside the blob (None: 0);
-    `threads` how many of the CPU compute (None: not known, as in a record).
+    `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement;
+    `own_prompts` that it sums longer prompts in an order of its own (section 11 there). It tells
+    `dense_bytes(type, elements)`, memory of dense weights (None: as stored); `expert_bytes(layout)`
+    of an expert beside its blob (None: 0); `threads` of the CPU (None: not known, as in a record).
     """
 
     types: frozenset[str] | None = None
     kv_types: tuple[str, ...] = ("fp32",)
     exact: bool = False
+    own_prompts: bool = False
     dense_bytes: Callable[[str, int], int] | None = None
     expert_bytes: Callable[[BlobLayout], int] | None = None
     threads: int | None = None
@@ -82,8 +83,7 @@ class BackendRecord:
     context; what it looks up it asks through `machine.observe`, so that it can be replayed.
     `build` may be called once per model. `capabilities` is what it can do anywhere, for planning;
     a built backend may offer less. One that is not `automatic` is used only by name.
-    `devices(machine, options)` are those it would use, for planning, told without opening a
-    context (None: it has no devices of its own).
+    `devices(machine, options)` are those it would use, told without a context (None: it has none).
     """
 
     name: str

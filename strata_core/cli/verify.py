@@ -75,7 +75,8 @@ def command_object(
     Then MODEL is run with short prompts in every way that fits this machine: each source, several
     sizes of a tier in memory, and where the backend has devices each way of page-locking and
     several sizes of the expert cache. Settings that are given hold for every run; only the others
-    are varied. Each run's logits and tokens are compared with those of --backend cpu. Prints one
+    are varied. Each run's logits and tokens are compared with those of --backend cpu; prompts that
+    the backend sums in an order of its own, with those of its first run. Prints one
     row for each. A row is idle where tokens are equal but what it is about never happened, such as
     an expert that goes over the link; it counts neither as equal nor as a failure. Leaves with exit
     code 1 where anything is damaged, differs or fails, and where no row is equal.
@@ -204,6 +205,8 @@ def _prove(
     console.line(text + "".join(others))
     if not ran:
         console.line("nothing is proven: no way could be tried, for the reasons above.")
+    for line in _own(asked.backend, rows):
+        console.line(line)
     inexact = _inexact(asked.backend, rows)
     for line in inexact:
         console.line(line)
@@ -221,6 +224,24 @@ def _prove(
         "inexact": " ".join(inexact) or None,
         "rows": [row.as_json() for row in rows],
     }
+
+
+def _own(backend: str, rows: Sequence[Row]) -> list[str]:
+    """What was compared where prompts have an order of the backend's own."""
+    from strata_core.verify.identity import REFERENCE
+
+    runs = [row.run for row in rows if row.run is not None and row.run.own]
+    if not runs:
+        return []
+    names = ", ".join(sorted(frozenset.union(*(run.own for run in runs))))
+    lines = [
+        f"Backend {backend} sums these prompts in an order of its own: {names}. They are compared",
+        f"with its first way that ran, not with backend {REFERENCE} (--exact-prompt does that);",
+        "docs/arithmetic.md, section 11, says how near they are.",
+    ]
+    if len(runs) == 1:
+        lines.append("One way ran alone, so that nothing is proven of them.")
+    return lines
 
 
 def _inexact(backend: str, rows: Sequence[Row]) -> list[str]:

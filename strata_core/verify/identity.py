@@ -1,6 +1,7 @@
 """Running a model in every way, and comparing what it answers with what the CPU backend does.
 
-Compared are the hash of the first logits and all token ids of a few short prompts. One run at a
+Compared are the hash of the first logits and all token ids of a few short prompts. Prompts that a
+backend sums in an order of its own are compared with what it answers in its first way. One run at a
 time is loaded, in this process; a way that does not fit is left out, with the reason. One that
 gives the same, but never did what it is about, is idle: it proves nothing.
 """
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from strata_core.api import load, make_plan
 from strata_core.checkpoint.open import open_checkpoint
@@ -26,56 +27,19 @@ from strata_core.errors import DoesNotFit, StrataError, UsageError
 from strata_core.interfaces import Progress
 from strata_core.kernels.device.options import used_devices
 from strata_core.machine import read_machine
-from strata_core.plan.actual import Actual
 from strata_core.plan.explain import does_not_fit
 from strata_core.plan.sizes import EXPERTS
 from strata_core.plugins import load_plugins
 from strata_core.setting_table import SETTINGS
 from strata_core.sources.tier_sizes import placings
+from strata_core.verify.answers import TOKENS, Answer, Prompt, Run, own_answers, prompts_of
 from strata_core.verify.ways import Model, Way
 
 REFERENCE = "cpu"
 """The backend whose answers the others must have."""
 
-TOKENS = 24
-"""Tokens of each continuation."""
-
 Verdict = Literal["equal", "idle", "differs", "failed", "skipped"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-
-
-@frozen(kw_only=True)
-class Prompt:
-    """A prompt of seeded random ids, and how it is continued."""
-
-    name: str
-    ids: tuple[int, ...]
-    temperature: float = 0.0
-
-
-@frozen
-class Answer:
-    """What came of a prompt: hashes of the first logits and of the token ids."""
-
-    logits: str
-    tokens: str
-
-
-@frozen(kw_only=True)
-class Run:
-    """One way's answers by prompt, what served it, and what was degraded meanwhile.
-
-    `exact`: the backend says that it keeps docs/arithmetic.md.
-    """
-
-    answers: Mapping[str, Answer]
-    counters: Mapping[str, Mapping[str, int]] = field(factory=dict)
-    actual: Actual = field(factory=Actual)
-    reads: Mapping[str, Any] = field(factory=dict)
-    lanes: Mapping[str, Any] = field(factory=dict)
-    exact: bool = True
-    degradations: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
 @frozen(kw_only=True)
@@ -111,6 +75,7 @@ class Outcome:
             "options": options,
             "verdict": self.verdict,
             "exact": run.exact if run else None,
+            "own_order": sorted(run.own) if run else [],
             "note": self.note,
             "about": [str(each) for each in self.way.about],
             "first_logits_sha256": self.logits or None,
@@ -121,22 +86,6 @@ class Outcome:
             "degradations": list(run.degradations) if run else [],
             "seconds": run.seconds if run else 0.0,
         }
-
-
-def prompts_of(vocabulary: int, context: int, *, long: bool = False) -> tuple[Prompt, ...]:
-    """The prompts for a model: the same in every way, as long as its context allows."""
-    drawn = tuple(np.random.default_rng(5).integers(0, vocabulary, 1900).tolist())
-    room = max(1, context - TOKENS)
-    found = [
-        Prompt(name="short", ids=drawn[:11][:room]),
-        Prompt(name="sampled", ids=drawn[11:40][:room], temperature=0.8),
-        Prompt(name="64", ids=drawn[:64][:room]),
-        # long enough for the kernels of prompts
-        Prompt(name="150", ids=drawn[64:214][:room]),
-    ]
-    if long and room >= len(drawn):
-        found.append(Prompt(name="1900", ids=drawn))
-    return tuple(found)
 
 
 def never() -> bool:
@@ -177,7 +126,7 @@ def run(
             tokens = hashlib.sha256(np.array(done.token_ids, "<i4").tobytes()).hexdigest()
             answers[prompt.name] = Answer(done.first_logits_sha256, tokens)
         counters, actual, reads = loaded.counters, loaded.beside.actual, loaded.reads
-        lanes, exact = loaded.lanes or {}, loaded.capabilities.exact
+        lanes, able = loaded.lanes or {}, loaded.capabilities
         degradations = tuple(item.what for item in loaded.degradations)
     return Run(
         answers=answers,
@@ -185,7 +134,8 @@ def run(
         actual=actual,
         reads=reads,
         lanes=lanes,
-        exact=exact,
+        exact=able.exact,
+        own=own_answers(prompts, able, exact_prompt=settings.exact_prompt),
         degradations=degradations,
         seconds=time.perf_counter() - began,
     )
@@ -334,21 +284,25 @@ def _outcomes(
     late: Callable[[], bool],
     progress: Progress | None,
 ) -> Iterator[Outcome]:
+    """Each way's row. Prompts in an order of the backend's own are compared with its first way."""
+    wanted = dict(expected.answers)
+    known: set[str] = set()
     for way in ways:
         if late():
             yield Outcome(way=way, verdict="skipped", note="the time was over before its turn")
             continue
-        yield _outcome(asked, way, expected, late, progress)
+        found = _found(asked, way, late, progress)
+        if isinstance(found, Run):
+            wanted |= {name: found.answers[name] for name in found.own - known}
+            known |= found.own
+            found = _compared(asked, way, wanted, found)
+        yield found
 
 
-def _outcome(
-    asked: Subject,
-    way: Way,
-    expected: Run,
-    late: Callable[[], bool],
-    progress: Progress | None,
-) -> Outcome:
-    """One way's row; nothing that a run raises gets out, except what ends the process.
+def _found(
+    asked: Subject, way: Way, late: Callable[[], bool], progress: Progress | None
+) -> Run | Outcome:
+    """One way's run, or its row; nothing that a run raises gets out, except what ends the process.
 
     Only what the plan says beforehand, or the clock, leaves a way out: what goes wrong after a plan
     that fits is a failure.
@@ -363,18 +317,19 @@ def _outcome(
     except Exception as error:  # noqa: BLE001 - an error in a way is a row of the table
         return Outcome(way=way, verdict="failed", note=_said(error))
     try:
-        found = run(asked.model, settings, asked.prompts, progress, late)
+        return run(asked.model, settings, asked.prompts, progress, late)
     except _Late:
         return Outcome(way=way, verdict="skipped", note="it did not end in the time there was")
     except Exception as error:  # noqa: BLE001 - an error in a way is a row of the table
         return Outcome(way=way, verdict="failed", note=_said(error))
-    return _compared(asked, way, expected, found)
 
 
-def _compared(asked: Subject, way: Way, expected: Run, found: Run) -> Outcome:
-    wrong = [name for name, answer in expected.answers.items() if found.answers[name] != answer]
+def _compared(asked: Subject, way: Way, wanted: Mapping[str, Answer], found: Run) -> Outcome:
+    wrong = [name for name, answer in wanted.items() if found.answers[name] != answer]
     if wrong:
         note = f"other logits or tokens for: {', '.join(wrong)}"
+        if own := [name for name in wrong if name in found.own]:
+            note += f"; than in the first way for: {', '.join(own)}"
         if not found.exact:
             note += f"; backend {asked.backend} does not say that it is exact"
         return Outcome(way=way, verdict="differs", note=note, run=found)

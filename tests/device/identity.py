@@ -3,9 +3,9 @@
     python tests/device/identity.py --backend NAME MODEL [MODEL ...] [--matrix] [--devices N]
 
 What `strata verify` does with one model, for several: each way of `strata_core.verify.ways` on the
-backend, against the CPU's bits. With --long a prompt of 1,900 tokens is among the prompts. Prints a
-line for each way; leaves with 1 where one is not equal. A way that does not fit is no failure, but
-a model of which no way ran is.
+backend, against the CPU's bits; prompts in an order of the backend's own against its first way.
+With --long a prompt of 1,900 tokens is among the prompts. Prints a line for each way; leaves with 1
+where one is not equal. A way that does not fit is no failure, but a model of which no way ran is.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ def main() -> int:
         f"{len(equal)} of {len(ran)} ways equal the CPU's bits; {len(lines) - len(ran)} skipped, "
         f"{len(ran) - len(equal) - len(wrong)} idle"
     )
+    if own := sorted({name for line in ran for name in line["own_order"]}):
+        print(f"prompts {', '.join(own)}: in an order of its own, compared with its first way")
     unproven = {path.name for path in asked.models} - {line["model"] for line in equal}
     return 1 if wrong or unproven else 0
 

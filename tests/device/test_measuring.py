@@ -113,7 +113,8 @@ def test_times_of_prompts_are_of_what_tokens_see(tmp_path, capsys):
     small += ["--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--cache", str(tmp_path)]
     assert time_prompts.attention(time_prompts.options().parse_args(small)) == 0
     said = capsys.readouterr().out
-    assert "int8      16       48" in said
+    assert "int8  plain      16       48" in said
+    assert "int8  matrix     16       48" in said
     assert "a prompt of 64 in chunks of 16" in said
 
 

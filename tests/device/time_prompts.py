@@ -1,5 +1,8 @@
 """Attention of prompts: bits against the CPU's steps, then times of chunks at positions up to 32K.
 
+On a device with matrix units both kernels are timed, that of section 9's order ("plain") and that
+of its own ("matrix"), which is compared as `check_kernels.py` does.
+
 The shape is 30B-A3B's unless said: 32 heads of 128 that share 4 KV heads. A row is one launch: so
 many tokens of one sequence from a position on. TFLOP/s count a multiply and an add for each
 element, of scores and of the weighted sum, of each position that a token sees. "48 layers" is what
@@ -28,24 +31,28 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 from check_kernels import check, device, oracle  # noqa: E402
 from kernel_bench import Bench  # noqa: E402
+from matrix_attention_cases import matrix_attention_cases  # noqa: E402
 from prompt_cases import prompt_attention_cases  # noqa: E402
 
+from strata_core.kernels.device.prompt_table import attending  # noqa: E402
 from strata_core.kernels.device.table import make_launch  # noqa: E402
 from strata_core.memory.address import address_of  # noqa: E402
 from strata_core.runtime import KernelKey  # noqa: E402
 
 LAYERS, REPEATS = 48, 5
+PLAIN = "prompt_attention"
 ENOUGH_SECONDS = 0.05
 
 
 class Chunks:
     """Launches of chunks on random queries, keys and values of one layer, freed at the end."""
 
-    def __init__(self, bench: Bench, asked: argparse.Namespace, kv: str) -> None:
+    def __init__(self, bench: Bench, asked: argparse.Namespace, kv: str, name: str) -> None:
         self.runtime, self.device, self.stream = bench.runtime, bench.device, bench.stream
         self.asked, self.kv, self.taken = asked, kv, []
+        self.label = f"{kv:5} {'plain' if name == PLAIN else 'matrix':6}"
         self.width = asked.kv_heads * asked.head_dim
-        self.key = KernelKey("prompt_attention", (kv, asked.head_dim))
+        self.key = KernelKey(name, (kv, asked.head_dim))
         rng = np.random.default_rng(1)
         shape = (asked.chunk, asked.heads, asked.head_dim)
         self.q = self._put(rng.standard_normal(shape, np.float32))
@@ -129,12 +136,13 @@ def rows(chunk: int, longest: int) -> Iterator[tuple[int, int]]:
 
 def times(chunks: Chunks, asked: argparse.Namespace) -> None:
     """The table of one KV type, and prompts of many chunks."""
-    print(f"{'KV':5} {'tokens':>6} {'position':>8} {'ms':>9} {'TFLOP/s':>8} {'48 layers s':>11}")
+    heads = f"{'tokens':>6} {'position':>8} {'ms':>9} {'TFLOP/s':>8} {'48 layers s':>11}"
+    print(f"{'KV':5} {'order':6} {heads}")
     for tokens, position in dict.fromkeys(rows(asked.chunk, asked.longest)):
         spent = chunks.seconds(tokens, position)
         done = operations(tokens, position, asked.heads, asked.head_dim)
         print(
-            f"{chunks.kv:5} {tokens:6} {position:8} {spent * 1e3:9.3f} {done / spent / 1e12:8.2f} "
+            f"{chunks.label} {tokens:6} {position:8} {spent * 1e3:9.3f} {done / spent / 1e12:8.2f} "
             f"{LAYERS * spent:11.4f}",
             flush=True,
         )
@@ -146,23 +154,32 @@ def times(chunks: Chunks, asked: argparse.Namespace) -> None:
         if length in marks:
             rate = operations(length, 0, asked.heads, asked.head_dim) / total / 1e12
             print(
-                f"{chunks.kv:5} a prompt of {length} in chunks of {asked.chunk}: "
+                f"{chunks.label} a prompt of {length} in chunks of {asked.chunk}: "
                 f"{LAYERS * total:.3f} s in {LAYERS} layers, {rate:.2f} TFLOP/s",
                 flush=True,
             )
 
 
+def kernels(bench: Bench, asked: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """(KV type, kernel): that of section 9's order, and what takes its place on the device."""
+    matrix = bench.runtime.devices()[bench.device].matrix
+    for kv in asked.kv:
+        names = (PLAIN, attending(kv, asked.head_dim, matrix=matrix))
+        yield from ((kv, name) for name in dict.fromkeys(names))
+
+
 def attention(asked: argparse.Namespace) -> int:
-    """Bits of each KV type, then its times; how many kernels differ."""
+    """Bits of each KV type and kernel, then its times; how many kernels differ."""
     bench = oracle(asked.cache) if asked.on == "sim" else device(asked.cache, 0)
     wrong = 0
     try:
-        for kv in asked.kv:
+        for kv, name in kernels(bench, asked):
             if not asked.no_bits:
-                cases = list(prompt_attention_cases(kv, asked.head_dim))
+                made = prompt_attention_cases if name == PLAIN else matrix_attention_cases
+                cases = list(made(kv, asked.head_dim))
                 bench.runtime.load(bench.device, [case.key for case in cases])
                 wrong += check(cases, oracle(asked.cache), bench)
-            chunks = Chunks(bench, asked, kv)
+            chunks = Chunks(bench, asked, kv, name)
             try:
                 times(chunks, asked)
             finally:

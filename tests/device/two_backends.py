@@ -34,7 +34,8 @@ from strata_core.checkpoint.open import open_checkpoint  # noqa: E402
 from strata_core.config import resolve_arguments  # noqa: E402
 from strata_core.engine.messages import Finished  # noqa: E402
 from strata_core.errors import StrataError  # noqa: E402
-from strata_core.verify.identity import prompts_of, prove, subject  # noqa: E402
+from strata_core.verify.answers import prompts_of  # noqa: E402
+from strata_core.verify.identity import prove, subject  # noqa: E402
 from strata_core.verify.ways import ways  # noqa: E402
 
 KJV = ("kjv-Q4_K_M.gguf", "kjv-Q8_0.gguf", "kjv-Q4_0.gguf", "kjv-MXFP4.gguf", "")

@@ -37,31 +37,38 @@ class Noted:
         self._kernels.run(runtime, device, launch)
 
 
-def prompt(executor):
-    """Logits of all positions, by the kernels of prompts."""
-    window = Window(
-        ids=IDS,
-        positions=np.arange(len(IDS), dtype=np.int32),
-        slots=np.full(len(IDS), executor.open_sequence(), np.int32),
-        logits_rows=np.arange(len(IDS), dtype=np.int32),
-        kernel_class="prompt",
-    )
-    return executor.run(window).copy()
+def prompt(executor, size):
+    """Logits of all positions, by the kernels of prompts in chunks of `size`."""
+    slot, found = executor.open_sequence(), []
+    for first in range(0, len(IDS), size):
+        ids = IDS[first : first + size]
+        window = Window(
+            ids=ids,
+            positions=first + np.arange(len(ids), dtype=np.int32),
+            slots=np.full(len(ids), slot, np.int32),
+            logits_rows=np.arange(len(ids), dtype=np.int32),
+            kernel_class="prompt",
+        )
+        found.append(executor.run(window).copy())
+    executor.close_sequence(slot)
+    return np.concatenate(found)
 
 
 def logits(lab, checkpoint, runtime):
+    """Of windows; of a prompt in one chunk, and in several."""
     backend = lab.backend(runtime, **OPTIONS)
     executor = lab.bind(backend, checkpoint)
     try:
-        return lab.logits(executor, IDS, size=4), prompt(executor)
+        found = lab.logits(executor, IDS, size=4), *(prompt(executor, n) for n in (len(IDS), 3))
     finally:
         lab.check_closed(backend, executor)
+    return found
 
 
 @pytest.mark.skipif(host_compiler() is None, reason="there is no C++ compiler")
 @pytest.mark.timeout(900)
 def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
-    """On a device without matrix units and on one with them."""
+    """On a device without matrix units and on one with them, whose attention is its own."""
     checkpoint = tiny_file()
     found, names, keys = [], {}, []
     machines = {matrix: SimHardware(vram=(1 << 30,), matrix=matrix) for matrix in (False, True)}
@@ -79,7 +86,11 @@ def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
     assert not names[False] & MATRIX_NAMES
     # rows of floats (the router's) are multiplied as ever
     assert {"prompt_linear", *MATRIX_NAMES} <= names[True]
-    assert not names[True] & {"prompt_gate_up", "prompt_down"}
+    assert not names[True] & {"prompt_gate_up", "prompt_down", "prompt_attention"}
     cpu = lab.cpu(checkpoint, ids=IDS)
+    *found, whole, parts = found
     for each in found:
         assert each.tobytes() == cpu.tobytes()
+    assert whole.tobytes() == parts.tobytes()
+    assert whole.tobytes() != cpu.tobytes()
+    np.testing.assert_allclose(whole, cpu, atol=0.02)

@@ -11,6 +11,7 @@ from strata_core.kernels.device.prompt_table import (
     ATTENTION_QUERIES,
     ON_MATRIX_UNITS,
     SHORT_HEAD,
+    attending,
     attention_room,
     multiplying,
     spread_of,
@@ -72,6 +73,8 @@ def test_attention_of_prompts_fits_every_device(eighths, kv_heads, group, tokens
     across, down, _ = launch.grid
     assert across == kv_heads
     assert 0 <= down * ATTENTION_QUERIES - tokens * group < ATTENTION_QUERIES
+    other = make_launch("matrix_attention", ("fp16", 8 * eighths), width=width, **sizes)
+    assert (other.grid, other.block, other.shared) == (launch.grid, (128, 1, 1), 0)
 
 
 def test_grids_cover_what_they_divide():
@@ -104,6 +107,15 @@ def test_matrix_units_take_rows_that_are_quantised():
     for name, (matrix_name, _) in ON_MATRIX_UNITS.items():
         plain, other = DEVICE_KERNELS[name], DEVICE_KERNELS[matrix_name]
         assert (plain.args, plain.parameters) == (other.args, other.parameters)
+
+
+def test_matrix_units_take_attention_over_halves_and_bytes():
+    for kv, head_dim in (("fp16", 32), ("fp16", 80), ("int8", 96), ("int8", 128)):
+        assert attending(kv, head_dim, matrix=True) == "matrix_attention"
+        assert attending(kv, head_dim, matrix=False) == "prompt_attention"
+    # floats, scales that heads share, sizes that are no multiple of 16 or have no room
+    for kv, head_dim in (("fp32", 64), ("int8", 80), ("fp16", 40), ("fp16", 256)):
+        assert attending(kv, head_dim, matrix=True) == "prompt_attention"
 
 
 @pytest.mark.parametrize(

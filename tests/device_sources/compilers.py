@@ -26,7 +26,7 @@ from code_object import usages
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import StrataError
 from strata_core.kernels.code_cache import CodeCache
-from strata_core.kernels.device.prompt_table import MATRIX_NAMES
+from strata_core.kernels.device.prompt_table import MATRIX_HEADS, MATRIX_NAMES, attending
 from strata_core.kernels.device.sources import FLOATS, source_of
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
@@ -107,7 +107,8 @@ def every_key(*, matrix: bool) -> list[KernelKey]:
         on_units = name in MATRIX_NAMES
         if on_units and not matrix:
             continue
-        choices = [_choices(parameter) for parameter in kernel.parameters]
+        heads = tuple(sorted(MATRIX_HEADS)) if on_units else HEAD_DIMS
+        choices = [_choices(parameter, heads) for parameter in kernel.parameters]
         for parameters in itertools.product(*choices):
             if name == "products" and not _mixed(*map(str, parameters)):
                 continue
@@ -115,16 +116,23 @@ def every_key(*, matrix: bool) -> list[KernelKey]:
                 continue
             if name.endswith("gate_up") and not _together(*map(str, parameters)):
                 continue
-            if on_units and parameters[0] in FLOATS:
+            if on_units and not _taken(name, parameters):
                 continue
             keys.append(KernelKey(name, parameters))
     return keys
 
 
-def _choices(parameter: str) -> tuple[str | int, ...]:
+def _taken(name: str, parameters: tuple[str | int, ...]) -> bool:
+    """Whether matrix units take such rows, or such keys and heads."""
+    if name == "matrix_attention":
+        return attending(str(parameters[0]), int(parameters[1]), matrix=True) == name
+    return parameters[0] not in FLOATS
+
+
+def _choices(parameter: str, heads: tuple[int, ...]) -> tuple[str | int, ...]:
     if parameter == "kv":
         return KV_TYPES
-    return HEAD_DIMS if parameter == "head_dim" else tuple(TYPES)
+    return heads if parameter == "head_dim" else tuple(TYPES)
 
 
 def _mixed(first: str, second: str, third: str) -> bool:

@@ -147,6 +147,13 @@ static inline unsigned short to_half(float v) {
   memcpy(&bits, &f, 2);
   return bits;
 }
+static inline unsigned to_halves(float a, float b) { return to_half(a) | (unsigned)to_half(b) << 16; }
+static inline unsigned mul_halves(unsigned a, unsigned b) {
+  return to_halves(half_of(a) * half_of(b), half_of(a >> 16) * half_of(b >> 16));
+}
+static inline unsigned sub_halves(unsigned a, unsigned b) {
+  return to_halves(half_of(a) - half_of(b), half_of(a >> 16) - half_of(b >> 16));
+}
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
@@ -217,6 +224,42 @@ static void multiply_fragments(int* c, const unsigned* a, const unsigned* b, int
   }
   meet_warp(place + 1000000);
 }
+static inline float half_in(unsigned word, int upper) { return half_of(word >> 16 * upper & 0xffff); }
+
+// m16n8k16 of halves: lane 4g + t holds of A halves 2t and 2t + 1 of rows g and g + 8, of the first
+// eight columns and then of the others; of B likewise, of column g. Summed as floats, ascending: a unit
+// has an order of its own, which nothing here may depend on.
+static void multiply_fragments_of_halves(float* c, const unsigned* a, const unsigned* b, int place) {
+  memcpy(fragments[current], a, 16);
+  memcpy(fragments[current] + 4, b, 8);
+  meet_warp(place);
+  int warp = current / 32 * 32, lane = current & 31;
+  for (int i = 0; i < 4; i++) {
+    int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k++) {
+      int t = k % 8 / 2, half = k / 8;
+      unsigned of_row = fragments[warp + row % 8 * 4 + t][2 * half + row / 8];
+      unsigned of_column = fragments[warp + column * 4 + t][4 + half];
+      c[i] += half_in(of_row, k & 1) * half_in(of_column, k & 1);
+    }
+  }
+  meet_warp(place + 1000000);
+}
+
+// ldmatrix with .trans: lane 4g + t holds halves 2t and 2t + 1 of column g.
+static void load_turned(const unsigned char* base, unsigned at, unsigned* out, int place) {
+  if ((size_t)(base + at) & 15) fail("a row of a matrix is not aligned", place, 0);
+  posted[current] = (size_t)(base + at);
+  meet_warp(place);
+  int warp = current / 32 * 32, lane = current & 31;
+  for (int i = 0; i < 4; i++)
+    for (int k = 0; k < 2; k++)
+      memcpy((char*)&out[i] + 2 * k,
+             (const char*)posted[warp + 8 * i + lane % 4 * 2 + k] + lane / 4 * 2, 2);
+  meet_warp(place + 1000000);
+}
+#define matrices_turned(base, at, out) load_turned(base, at, out, __LINE__)
+#define multiply_halves(c, a, b) multiply_fragments_of_halves(c, a, b, __LINE__)
 #define matrices(base, at, out) load_matrices(base, at, out, __LINE__)
 #define multiply32(c, a, b, from) multiply_fragments(c, a, b, from, 2, __LINE__)
 static inline void multiply16_at(int* c, const unsigned* a, unsigned b, int from, int place) {

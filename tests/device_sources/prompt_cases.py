@@ -63,7 +63,7 @@ def prompt_extreme_cases(type_name: str) -> Iterator[Case]:
     yield Case("prompt_linear of extremes", key, buffers, args, {"out": same})
 
 
-HEAD_DIMS = (16, 40, 64, 80, 96, 128, 256, 264)
+HEAD_DIMS = (16, 32, 40, 64, 80, 96, 128, 256, 264)
 
 ATTENTION = (
     (2, 1, 0, 250, 13),
@@ -285,10 +285,11 @@ def grouping_cases() -> Iterator[Case]:
 
 
 def on_matrix_units(cases: Iterator[Case]) -> Iterator[Case]:
-    """The cases among them that a kernel for matrix units takes, with that kernel."""
+    """The cases of products among them that a kernel for matrix units takes, with that kernel."""
     for case in cases:
         found = ON_MATRIX_UNITS.get(case.key.name)
-        if found is not None and case.key.parameters[0] not in FLOATS:
+        multiplies = case.key.name != "prompt_attention"
+        if found is not None and multiplies and case.key.parameters[0] not in FLOATS:
             key = KernelKey(found[0], case.key.parameters)
             yield evolve(case, key=key, label=case.label.replace(case.key.name, found[0]))
 

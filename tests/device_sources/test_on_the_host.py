@@ -136,7 +136,8 @@ def test_nothing_of_the_launch_before_is_read_before_the_wait(expected, emulated
 
 
 def test_every_kernel_is_among_them():
-    assert {case.key.name for case in CASES} == set(DEVICE_KERNELS)
+    """But for the one whose bits are its own, which test_matrix_attention.py runs."""
+    assert {case.key.name for case in CASES} == set(DEVICE_KERNELS) - {"matrix_attention"}
 
 
 def test_planes_hold_what_records_hold():

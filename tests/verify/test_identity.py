@@ -18,7 +18,8 @@ from strata_core.pack.write import write_pack
 from strata_core.sources.arena import Arena
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf, write_tiny_hub
 from strata_core.verify.about import About
-from strata_core.verify.identity import Outcome, prompts_of, prove, subject
+from strata_core.verify.answers import prompts_of
+from strata_core.verify.identity import Outcome, prove, subject
 from strata_core.verify.ways import Way, ways
 
 EXPERTS, LAYERS = 8, 2

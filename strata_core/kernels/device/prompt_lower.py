@@ -17,7 +17,7 @@ from strata_core.kernels.device.layout import (
     record_bytes,
 )
 from strata_core.kernels.device.lower import Lowering, unsupported
-from strata_core.kernels.device.prompt_table import multiplying, spread_of
+from strata_core.kernels.device.prompt_table import attending, multiplying, spread_of
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
 from strata_core.kernels.device.table import make_launch
@@ -27,6 +27,16 @@ from strata_core.kernels.program import Op, Weight
 
 HEAD_ROWS = 8
 """Rows of logits that are computed at once behind a chunk."""
+
+
+def own_prompts(model: Model, *, matrix: bool) -> bool:
+    """Whether a prompt's bits are others than a window's: attention has an order of its own.
+
+    `matrix`: whether the device has matrix units.
+    """
+    heads = (whole(op, "head_dim") for op in model.program.ops if op.kernel == "attention")
+    kv = model.limits.kv_type
+    return any(attending(kv, dim, matrix=matrix) != "prompt_attention" for dim in heads)
 
 
 def prompt_model(model: Model, tokens: int) -> Model:
@@ -194,7 +204,7 @@ class PromptLowering(Lowering):
         kv_type = self.model.limits.kv_type
         check_heads(heads // kv_heads, dim, kv_type, unsupported)
         self._launch(
-            "prompt_attention",
+            attending(kv_type, dim, matrix=self.places.matrix),
             kv_type,
             dim,
             q=self._at(buffer_of(op, "q")),

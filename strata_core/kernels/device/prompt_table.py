@@ -3,7 +3,8 @@
 They keep the orders of docs/arithmetic.md to the letter, so that a token has the bits that a window
 gives it. Products go tile by tile: the rows of a block's weights stay while up to PROMPT_TILE
 tokens at a time pass by. On a device that has matrix units, the kernels of ON_MATRIX_UNITS take the
-place of those that multiply quantised rows; they have the same arguments and the same bits.
+place of those that multiply quantised rows; they have the same arguments and the same bits. So does
+`matrix_attention`, with an order of its own (section 11 there).
 
 `wave`: entries WAVE of the experts that one launch computes; `starts` int32 [experts + 1] and
 `order` int32 [entries]: the entries of expert e are order[starts[e]] to order[starts[e + 1] - 1],
@@ -89,6 +90,11 @@ def _attention(a: Values) -> Geometry:
         return Geometry((int(a["kv_heads"]), -(-pairs // PROMPT_PAIRS), 1), (256, 1, 1))
     grid = (int(a["kv_heads"]), -(-pairs // ATTENTION_QUERIES), 1)
     return Geometry(grid, (128, 1, 1), attention_room(head_dim))
+
+
+def _matrix_attention(a: Values) -> Geometry:
+    pairs = int(a["tokens"]) * int(a["group"])
+    return Geometry((int(a["kv_heads"]), -(-pairs // ATTENTION_QUERIES), 1), (128, 1, 1))
 
 
 _PLAIN = (
@@ -194,13 +200,21 @@ ON_MATRIX_UNITS = {
     "prompt_linear": ("matrix_linear", _matrix_linear),
     "prompt_gate_up": ("matrix_gate_up", _matrix_grouped),
     "prompt_down": ("matrix_down", _matrix_grouped),
+    "prompt_attention": ("matrix_attention", _matrix_attention),
 }
-"""What takes the place of a kernel where a device has matrix units, and its grid rule."""
+"""What takes the place of a kernel where a device has matrix units, and its grid rule.
+
+`multiplying` and `attending` say where it does. Products keep their bits; attention does not.
+"""
+
+MATRIX_KV = frozenset({"fp16", "int8"})
+MATRIX_HEADS = frozenset({32, 64, 80, 96, 128})
+"""Types of keys and values, and sizes of heads, that `matrix_attention` is made for."""
 
 
 def _on_matrix_units(kernel: DeviceKernel) -> DeviceKernel:
     name, geometry = ON_MATRIX_UNITS[kernel.name]
-    summary = f"`{kernel.name}` on matrix units, for quantised rows"
+    summary = f"`{kernel.name}` on matrix units"
     return evolve(kernel, name=name, geometry=geometry, summary=summary)
 
 
@@ -221,6 +235,13 @@ def multiplying(name: str, types: Iterable[str], *, matrix: bool) -> str:
     `matrix`: whether the device has matrix units.
     """
     return ON_MATRIX_UNITS[name][0] if matrix and UNPACK.keys() >= set(types) else name
+
+
+def attending(kv: str, head_dim: int, *, matrix: bool) -> str:
+    """The kernel of a prompt's attention: section 9's order, or where there are units their own."""
+    whole = kv != "int8" or head_dim % 32 == 0
+    fits = matrix and kv in MATRIX_KV and head_dim in MATRIX_HEADS and whole
+    return ON_MATRIX_UNITS["prompt_attention"][0] if fits else "prompt_attention"
 
 
 def spread_of(name: str, tokens: int, entries: int, experts: int) -> int:

@@ -37,6 +37,7 @@ FILES = {
     "prompt_matrix.cu": ("matrix_linear", "matrix_gate_up", "matrix_down"),
     "prompt_attention.cu": ("prompt_attention",),
     "prompt_long_heads.cu": (),
+    "matrix_attention.cu": ("matrix_attention",),
     "prompt_routing.cu": ("prompt_group", "prompt_combine"),
 }  # fmt: skip
 """Which file holds which kernels; `prompt_long_heads.cu` has prompt_attention for longer heads."""

@@ -92,6 +92,29 @@ DEV u16 to_half(float f) {
 }
 #endif
 
+// Two halves in a word, the first one below: made from floats, and what two such words give.
+#if !defined(STRATA_HIP) && !defined(STRATA_EMULATED)
+#if __CUDA_ARCH__ >= 800
+DEV u32 to_halves(float a, float b) {
+  u32 both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(b), "f"(a));
+  return both;
+}
+#else
+DEV u32 to_halves(float a, float b) { return to_half(a) | (u32)to_half(b) << 16; }
+#endif
+DEV u32 mul_halves(u32 a, u32 b) {
+  u32 both;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+  return both;
+}
+DEV u32 sub_halves(u32 a, u32 b) {
+  u32 both;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+  return both;
+}
+#endif
+
 // --- lanes: groups of 8 and of 32 neighbouring threads, whatever a wave is
 #if defined(STRATA_EMULATED)
 #elif defined(STRATA_HIP)
@@ -230,7 +253,9 @@ DEV int fresh(int v) {
 // `matrices`: lane 8i + r says where row r of matrix i (16 bytes, aligned) begins, counted from `base`
 // in shared memory; out[i] is word t of row g of matrix i.
 // `multiply32`: a and b of 32 bytes a row, the second halves behind the first; `multiply16`: of 16.
-// The sums begin at `from`. Other devices have none of these, nor the kernels that call them.
+// The sums begin at `from`. `matrices_turned` gives columns for rows: out[i] is halves 2t and 2t + 1 of
+// column g of matrix i. `multiply_halves`: rows of 16 halves, added to c as floats, in the unit's order.
+// Other devices have none of these, nor the kernels that call them.
 #if defined(STRATA_EMULATED)
 #elif !defined(STRATA_HIP) && __CUDA_ARCH__ >= 750
 DEV void matrices(const u8* base, u32 at, u32* out) {
@@ -239,7 +264,19 @@ DEV void matrices(const u8* base, u32 at, u32* out) {
                : "r"((u32)__cvta_generic_to_shared(base) + at)
                : "memory");
 }
+DEV void matrices_turned(const u8* base, u32 at, u32* out) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"((u32)__cvta_generic_to_shared(base) + at)
+               : "memory");
+}
 #if __CUDA_ARCH__ >= 800
+DEV void multiply_halves(float* c, const u32* a, const u32* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 DEV void multiply32(int* c, const u32* a, const u32* b, int from) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%10,%10,%10,%10};"
@@ -253,6 +290,14 @@ DEV void multiply16(int* c, const u32* a, u32 b, int from) {
       : "r"(a[0]), "r"(a[1]), "r"(b), "r"(from));
 }
 #else
+DEV void multiply_half_of_halves(float* c, const u32* a, u32 b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+DEV void multiply_halves(float* c, const u32* a, const u32* b) {
+  multiply_half_of_halves(c, a, b[0]), multiply_half_of_halves(c, a + 2, b[1]);
+}
 DEV void multiply_eight(int* c, u32 a, u32 b) {
   asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"
       : "+r"(c[0]), "+r"(c[1])

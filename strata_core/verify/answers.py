@@ -1,0 +1,78 @@
+"""What a model is asked in every way, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+from strata_core.engine.step import prompt_class
+from strata_core.interfaces import Capabilities
+from strata_core.plan.actual import Actual
+
+TOKENS = 24
+"""Tokens of each continuation."""
+
+
+@frozen(kw_only=True)
+class Prompt:
+    """A prompt of seeded random ids, and how it is continued."""
+
+    name: str
+    ids: tuple[int, ...]
+    temperature: float = 0.0
+
+
+@frozen
+class Answer:
+    """What came of a prompt: hashes of the first logits and of the token ids."""
+
+    logits: str
+    tokens: str
+
+
+@frozen(kw_only=True)
+class Run:
+    """One way's answers by prompt, what served it, and what was degraded meanwhile.
+
+    `exact`: the backend says that it keeps docs/arithmetic.md. `own` names the prompts whose bits
+    are the backend's own (section 11 there).
+    """
+
+    answers: Mapping[str, Answer]
+    counters: Mapping[str, Mapping[str, int]] = field(factory=dict)
+    actual: Actual = field(factory=Actual)
+    reads: Mapping[str, Any] = field(factory=dict)
+    lanes: Mapping[str, Any] = field(factory=dict)
+    exact: bool = True
+    own: frozenset[str] = frozenset()
+    degradations: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def prompts_of(vocabulary: int, context: int, *, long: bool = False) -> tuple[Prompt, ...]:
+    """The prompts for a model: the same in every way, as long as its context allows."""
+    drawn = tuple(np.random.default_rng(5).integers(0, vocabulary, 1900).tolist())
+    room = max(1, context - TOKENS)
+    found = [
+        Prompt(name="short", ids=drawn[:11][:room]),
+        Prompt(name="sampled", ids=drawn[11:40][:room], temperature=0.8),
+        Prompt(name="64", ids=drawn[:64][:room]),
+        # long enough for the kernels of prompts
+        Prompt(name="150", ids=drawn[64:214][:room]),
+    ]
+    if long and room >= len(drawn):
+        found.append(Prompt(name="1900", ids=drawn))
+    return tuple(found)
+
+
+def own_answers(
+    prompts: Sequence[Prompt], capabilities: Capabilities, *, exact_prompt: bool
+) -> frozenset[str]:
+    """Names of the prompts whose bits are a backend's own, and not the CPU's."""
+    if not capabilities.own_prompts:
+        return frozenset()
+    classes = {p.name: prompt_class(len(p.ids), exact=exact_prompt) for p in prompts}
+    return frozenset(name for name, found in classes.items() if found == "prompt")

@@ -1,0 +1,109 @@
+"""Prompts that a backend sums in an order of its own: its ways are compared with each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata_core.cli.main import main
+from strata_core.config import resolve
+from strata_core.memory.address import bytes_at
+from strata_core.testing.sim import hardware, prompt_kernels
+from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
+from strata_core.verify.identity import Outcome, prove, subject
+from strata_core.verify.ways import ways
+
+DEVICE = {"backend": "sim", "sim_vram": 0.05, "kv": "fp16", "threads": 1}
+
+Shift = Callable[[], float]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model") / "m.gguf"
+    write_tiny_gguf(path, hyper=tiny_hyper(experts=8, layers=2), expert_type="Q4_K")
+    return path
+
+
+@pytest.fixture
+def units(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shift], None]:
+    """Matrix units for simulated devices, whose attention is the CPU's times what a call gives."""
+    init = hardware.SimHardware.__init__
+
+    def with_units(self: Any, *args: Any, **given: Any) -> None:
+        init(self, *args, **{**given, "matrix": True})
+
+    def have(shift: Shift) -> None:
+        def kernel(kernels: Any, a: Any, kv: str, head_dim: int) -> Callable[[], None]:
+            plain = prompt_kernels.PROMPT_KERNELS["prompt_attention"](kernels, a, kv, head_dim)
+
+            def ready() -> None:
+                plain()
+                nbytes = 4 * a.tokens * a.kv_heads * a.group * head_dim
+                bytes_at(a.out, nbytes).view(np.float32)[:] *= np.float32(shift())
+
+            return ready
+
+        monkeypatch.setattr(hardware.SimHardware, "__init__", with_units)
+        monkeypatch.setitem(prompt_kernels.PROMPT_KERNELS, "matrix_attention", kernel)
+
+    return have
+
+
+def proven(model: Path, places: int = 3, **more: Any) -> list[Outcome]:
+    settings = resolve({**DEVICE, **more}, {})
+    found = subject(model, model, settings)
+    table = ways(found.facts, devices=found.devices, given=settings.given(), quick=True)
+    return prove(found, list(table)[:places])[1]
+
+
+def test_ways_of_an_own_order_are_compared_with_each_other(model, units) -> None:
+    units(lambda: 1.001)
+    rows = proven(model)
+    assert [row.verdict for row in rows] == ["equal"] * 3
+    assert [row.run.own for row in rows if row.run] == [{"150"}] * 3
+    assert len({row.run.answers["150"] for row in rows if row.run}) == 1
+
+
+def test_a_way_whose_long_prompts_are_others_differs(model, units) -> None:
+    runs: Iterator[int] = count()
+    units(lambda: 1 + next(runs) / 1000)
+    first, *others = proven(model)
+    assert first.verdict == "equal"
+    for row in others:
+        assert row.verdict == "differs"
+        assert row.note == "other logits or tokens for: 150; than in the first way for: 150"
+
+
+def test_exact_prompts_are_compared_with_the_cpu(model, units) -> None:
+    units(lambda: 1.001)
+    rows = proven(model, exact_prompt=True)
+    assert [row.verdict for row in rows] == ["equal"] * 3
+    assert not any(row.run.own for row in rows if row.run)
+
+
+def test_floats_keep_the_cpus_order(model, units) -> None:
+    units(lambda: 1.001)
+    (row,) = proven(model, 1, kv="fp32")
+    assert row.verdict == "equal"
+    assert row.run is not None
+    assert not row.run.own
+
+
+def test_the_table_says_what_was_compared(model, units, capsys) -> None:
+    units(lambda: 1.001)
+    asked = ["verify", str(model), "--quick", "--backend", "sim", "--sim-vram", "0.05"]
+    asked += ["--kv", "fp16", "--threads", "1", "--source", "arena", "--expert-cache", "16"]
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "in an order of its own: 150. They are compared" in shown
+    assert "not with backend cpu" in shown
+    assert main([*asked, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["identity"]["rows"]
+    assert {tuple(row["own_order"]) for row in rows if row["verdict"] == "equal"} == {("150",)}
