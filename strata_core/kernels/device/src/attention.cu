@@ -101,7 +101,7 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
           const u8* ahead, i64 layer_offset, int tokens, int width, int kv_heads, int group, int window,
           int splits, int ahead_lines) {
   __shared__ __align__(16) float scaled[HEAD_DIM], weights[SPLIT];
-  __shared__ float tops[TILES], shrinks[TILES], sums[TILES];
+  __shared__ float tops[TILES], shrinks[TILES], sums[TILES], highest;
   __shared__ __align__(16) Ring ring;
   int token = blockIdx.z, tile = threadIdx.x >> 5, lane = threadIdx.x & 31, e = threadIdx.x;
   int chunks = gridDim.y / kv_heads, kv_head = blockIdx.y / chunks;
@@ -197,7 +197,7 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
     weights[e] = weight;
     float t = fold32(weight);
     if (lane == 0) shrinks[tile] = exp_(sub(m, top)), sums[tile] = t;
-    if (tile == last && lane == 0) tops[last] = top;  // nobody looks at the last one's before
+    if (tile == last && lane == 0) highest = top;
     __syncthreads();
     float* out = partials + (((size_t)token * heads + kv_head * group + n) * splits + blockIdx.x) *
                                 (PARTIAL_HEAD + HEAD_DIM);
@@ -232,7 +232,7 @@ attention(const float* q, float* partials, const int* positions, const Place* pl
     if (e == 0) {
       float l = 0.f;
       for (int k = f; k <= last; k++) l = fma_(l, shrinks[k], sums[k]);
-      out[0] = tops[last], out[1] = l;
+      out[0] = highest, out[1] = l;
     }
   }
 }
