@@ -39,6 +39,7 @@ from strata_core.kernels.cpu.unpack import UNPACK  # noqa: E402
 from strata_core.kernels.cpu.workspace import Dense  # noqa: E402
 from strata_core.kernels.device.capture import capture, kernels_of, put  # noqa: E402
 from strata_core.kernels.device.exchange import Shape  # noqa: E402
+from strata_core.kernels.device.fuse import start_early  # noqa: E402
 from strata_core.kernels.device.layout import WAVE  # noqa: E402
 from strata_core.kernels.device.prompt_lower import (  # noqa: E402
     PromptLowering,
@@ -183,7 +184,7 @@ class Chunk:
 
     def micros(self, items: Sequence[Item]) -> float:
         """Microseconds of a replay of items as one graph, the median of some rows of replays."""
-        graph = capture(self.runtime, self.stream, items)
+        graph = capture(self.runtime, self.stream, start_early(items))
         try:
             once = self._row(graph, 1)  # warms up
             count = max(1, min(200, int(ENOUGH_SECONDS / max(once, 1e-6))))
