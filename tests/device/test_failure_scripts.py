@@ -17,6 +17,7 @@ from strata_core.errors import DeviceError, Refused, StrataError
 from strata_core.runtime import Runtime
 from strata_core.testing.sim import SimHardware, SimRuntime
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
+from strata_core.verify.answers import Answer, Expected
 
 MIB = 1 << 20
 
@@ -88,15 +89,16 @@ def test_a_driver_pins_what_a_lens_says():
 # programs
 
 
-def test_golden_rows_of_a_type(program, tmp_path, monkeypatch):
-    code, out = program(check_golden, "--on", "sim", "--types", "Q8_0", "--cache", tmp_path)
+def test_golden_rows_of_a_type(program, compiled_kernels, monkeypatch):
+    given = ("--on", "sim", "--types", "Q8_0", "--cache", compiled_kernels)
+    code, out = program(check_golden, *given)
     assert code == 0
     assert f"Q8_0     {len(check_golden.keys_of('Q8_0'))} kernels, " in out
     assert "ms: equal" in out
     real = check_golden.HostKernels.mapping
     silent = lambda self: {**real(self), "down": lambda *_: None}  # noqa: E731
     monkeypatch.setattr(check_golden.HostKernels, "mapping", silent)
-    code, out = program(check_golden, "--on", "sim", "--types", "Q8_0", "--cache", tmp_path)
+    code, out = program(check_golden, *given)
     assert code == 1
     assert out.count("other bits came from down Q8_0 (first in row 0 of token 0)") == 2
 
@@ -104,12 +106,13 @@ def test_golden_rows_of_a_type(program, tmp_path, monkeypatch):
 def test_a_device_helps_itself(program, model):
     code, out = program(two_logical, model, "--backend", "sim")
     assert code == 0
-    assert "1 of 1 ways equal the CPU's bits, 0 do not" in out
+    assert "2 of 2 ways equal the CPU's bits, 0 do not" in out
     assert "helper " in out
 
 
-def test_a_refused_path_is_told(program, model, tmp_path):
-    given = (model, "--backend", "sim", "--cache", tmp_path, "--only", "pins for a layer, plain")
+def test_a_refused_path_is_told(program, model, compiled_kernels):
+    given = (model, "--backend", "sim", "--cache", compiled_kernels.parent)
+    given += ("--only", "pins for a layer, plain")
     code, out = program(refusals, *given)
     assert code == 0, out
     assert "0 cases ended otherwise" in out
@@ -117,21 +120,29 @@ def test_a_refused_path_is_told(program, model, tmp_path):
 
 
 def test_what_is_otherwise_than_a_case_says():
+    answer, other = Answer("x", "y"), Answer("z", "y")
+    wanted = Expected({"short": answer, "long": answer})
     case = refusals.Case(name="a", path="pinned")
-    good = refusals.End(answer="x", paths=("experts: pinned",))
-    assert refusals.judged(case, good, "x") == []
+    good = refusals.End(answers={"short": answer, "long": answer}, paths=("experts: pinned",))
+    assert refusals.judged(case, good, wanted) == []
     for end in (
-        evolve(good, answer="y"),
+        evolve(good, answers={"short": other, "long": answer}),
+        evolve(good, answers={"short": answer, "long": other}),
         evolve(good, paths=()),
         evolve(good, paths=("experts: locked",)),
         evolve(good, left=("a claim",)),
         evolve(good, allocator="wsl"),
         refusals.End(error=StrataError("what", "why", "do")),
     ):
-        assert refusals.judged(case, end, "x")
+        assert refusals.judged(case, end, wanted)
+    # a prompt in an order of the backend's own has to be the first case's
+    own = evolve(good, answers={"short": answer, "long": other}, own=frozenset({"long"}))
+    assert refusals.judged(case, own, wanted) == []
+    later = refusals.judged(case, evolve(own, answers=good.answers), wanted)
+    assert later == ["another answer than the first case's for the long prompt"]
     allowed = evolve(case, refused=True)
-    assert refusals.judged(allowed, refusals.End(error=DeviceError("a", "b", "c")), "x") == []
-    assert refusals.judged(allowed, refusals.End(error=DeviceError("a")), "x")
+    assert refusals.judged(allowed, refusals.End(error=DeviceError("a", "b", "c")), wanted) == []
+    assert refusals.judged(allowed, refusals.End(error=DeviceError("a")), wanted)
 
 
 def test_a_trap_ends_a_start(program, model):
