@@ -18,13 +18,16 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from strata_core.kernels.cpu.unpack import UNPACK
-from strata_core.kernels.device.entry import DeviceKernel, Geometry, Values, one, over
+from strata_core.kernels.device.entry import DeviceKernel, Geometry, Kind, Values, each, over
 
 PROMPT_ROWS = 32
 """Weight rows of one block: eight warps of four rows, eight lanes a row."""
 
 PROMPT_TILE = 16
 """Tokens that pass a block's rows together."""
+
+FLOAT_ROWS, FLOAT_TOKENS = 64, 32
+"""Rows of floats of one block of `prompt_floats`, and its tokens."""
 
 MATRIX_TILE = 32
 """Tokens of a tile of matrix units."""
@@ -49,6 +52,11 @@ PROMPT_PAIRS = 8
 def _linear(a: Values) -> Geometry:
     tiles = -(-int(a["tokens"]) // PROMPT_TILE)
     return Geometry((-(-int(a["rows"]) // PROMPT_ROWS), tiles, 1), (256, 1, 1))
+
+
+def _floats(a: Values) -> Geometry:
+    tiles = -(-int(a["tokens"]) // FLOAT_TOKENS)
+    return Geometry((-(-int(a["rows"]) // FLOAT_ROWS), tiles, 1), (256, 1, 1))
 
 
 def _grouped(a: Values) -> Geometry:
@@ -97,22 +105,31 @@ def _matrix_attention(a: Values) -> Geometry:
     return Geometry((int(a["kv_heads"]), -(-pairs // ATTENTION_QUERIES), 1), (128, 1, 1))
 
 
+_LINEAR_ARGS: dict[str, Kind] = {
+    "weight": "ptr",
+    "x": "ptr",
+    "out": "ptr",
+    "bias": "ptr",
+    "stride": "i64",
+    "tokens": "i32",
+    "rows": "i32",
+    "columns": "i32",
+}
+
 _PLAIN = (
     DeviceKernel(
         name="prompt_linear",
         parameters=("type",),
-        args={
-            "weight": "ptr",
-            "x": "ptr",
-            "out": "ptr",
-            "bias": "ptr",
-            "stride": "i64",
-            "tokens": "i32",
-            "rows": "i32",
-            "columns": "i32",
-        },
+        args=_LINEAR_ARGS,
         geometry=_linear,
-        summary="as `linear`, for any number of tokens",
+        summary="as `linear`, for any number of tokens and rows that are quantised",
+    ),
+    DeviceKernel(
+        name="prompt_floats",
+        parameters=("type",),
+        args=_LINEAR_ARGS,
+        geometry=_floats,
+        summary="`prompt_linear` of rows of floats",
     ),
     DeviceKernel(
         name="prompt_attention",
@@ -136,7 +153,7 @@ _PLAIN = (
     DeviceKernel(
         name="prompt_group",
         args={"picks": "ptr", "starts": "ptr", "order": "ptr", "count": "i32", "experts": "i32"},
-        geometry=one(1024),
+        geometry=each("experts", threads=512),
         summary="`starts` and `order` of `count` picks, int32",
     ),
     DeviceKernel(
@@ -196,6 +213,9 @@ _PLAIN = (
     ),
 )
 
+OF_FLOATS = {"prompt_linear": "prompt_floats"}
+"""What takes the place of a kernel where rows are floats."""
+
 ON_MATRIX_UNITS = {
     "prompt_linear": ("matrix_linear", _matrix_linear),
     "prompt_gate_up": ("matrix_gate_up", _matrix_grouped),
@@ -234,7 +254,9 @@ def multiplying(name: str, types: Iterable[str], *, matrix: bool) -> str:
 
     `matrix`: whether the device has matrix units.
     """
-    return ON_MATRIX_UNITS[name][0] if matrix and UNPACK.keys() >= set(types) else name
+    if not UNPACK.keys() >= set(types):
+        return OF_FLOATS.get(name, name)
+    return ON_MATRIX_UNITS[name][0] if matrix else name
 
 
 def attending(kv: str, head_dim: int, *, matrix: bool) -> str:

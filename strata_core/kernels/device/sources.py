@@ -34,6 +34,7 @@ FILES = {
     "attention.cu": ("kv_append", "attention", "merge", "merge_quantise"),
     "routing.cu": ("route", "assign", "dispatch", "claim"),
     "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),
+    "prompt_floats.cu": ("prompt_floats",),
     "prompt_matrix.cu": ("matrix_linear", "matrix_gate_up", "matrix_down"),
     "prompt_attention.cu": ("prompt_attention",),
     "prompt_long_heads.cu": (),
