@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -90,6 +92,36 @@ def make_machine():
         return recorded_pc({"module:llvmlite": True} if observed is None else observed, **facts)
 
     return make
+
+
+@pytest.fixture
+def units(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], float]], None]:
+    """Matrix units for simulated devices, whose attention is the CPU's times what a call gives."""
+    import numpy as np
+
+    from strata_core.memory.address import bytes_at
+    from strata_core.testing.sim import hardware, prompt_kernels
+
+    init = hardware.SimHardware.__init__
+
+    def with_units(self: Any, *args: Any, **given: Any) -> None:
+        init(self, *args, **{**given, "matrix": True})
+
+    def have(shift: Callable[[], float]) -> None:
+        def kernel(kernels: Any, a: Any, kv: str, head_dim: int) -> Callable[[], None]:
+            plain = prompt_kernels.PROMPT_KERNELS["prompt_attention"](kernels, a, kv, head_dim)
+
+            def ready() -> None:
+                plain()
+                nbytes = 4 * a.tokens * a.kv_heads * a.group * head_dim
+                bytes_at(a.out, nbytes).view(np.float32)[:] *= np.float32(shift())
+
+            return ready
+
+        monkeypatch.setattr(hardware.SimHardware, "__init__", with_units)
+        monkeypatch.setitem(prompt_kernels.PROMPT_KERNELS, "matrix_attention", kernel)
+
+    return have
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -3,8 +3,8 @@
 They keep the orders of docs/arithmetic.md to the letter, so that a token has the bits that a window
 gives it. Products go tile by tile: the rows of a block's weights stay while up to PROMPT_TILE
 tokens at a time pass by. On a device that has matrix units, the kernels of ON_MATRIX_UNITS take the
-place of those that multiply quantised rows; they have the same arguments and the same bits. So does
-`matrix_attention`, with an order of its own (section 11 there).
+place of those that multiply quantised rows, and of attention; they have the same arguments, and
+orders of their own (section 11 there).
 
 `wave`: entries WAVE of the experts that one launch computes; `starts` int32 [experts + 1] and
 `order` int32 [entries]: the entries of expert e are order[starts[e]] to order[starts[e + 1] - 1],
@@ -29,10 +29,16 @@ PROMPT_TILE = 16
 FLOAT_ROWS, FLOAT_TOKENS = 64, 32
 """Rows of floats of one block of `prompt_floats`, and its tokens."""
 
-MATRIX_TILE = 32
-"""Tokens of a tile of matrix units."""
+MATRIX_ROWS = 128
+"""Weight rows of a tile of matrix units; of gate and up half of them each."""
 
-MOST_SPREAD = 8
+MATRIX_TILE = 64
+"""Tokens of such a tile."""
+
+MATRIX_WARPS = 4
+"""Warps of a block that computes one."""
+
+MOST_SPREAD = 16
 """Blocks that at most share the tokens of an expert's rows on matrix units."""
 
 PLAIN_SPREAD_FROM = 256
@@ -65,15 +71,33 @@ def _grouped(a: Values) -> Geometry:
     return Geometry((across, int(a["experts"]), int(a["spread"])), (256, 1, 1))
 
 
+def matrix_room() -> int:
+    """Bytes of shared memory of a block of `matrix_linear` and the like: the sources' `Room`.
+
+    Two steps of the tokens' blocks, one of the rows' with their factors; what is known of a token.
+    """
+    rows, tokens, step = MATRIX_ROWS, MATRIX_TILE, 4
+    pieces = 16 * (2 * 4 * step * tokens + 2 * step * rows)
+    return pieces + 8 * step * (rows + 4) + 8 * step * tokens + (16 + 16 + 4 + 4) * tokens + 16
+
+
 def _matrix_linear(a: Values) -> Geometry:
-    tiles = -(-int(a["tokens"]) // MATRIX_TILE)
-    return Geometry((-(-int(a["rows"]) // PROMPT_ROWS), tiles, 1), (256, 1, 1))
+    grid = (-(-int(a["rows"]) // MATRIX_ROWS), -(-int(a["tokens"]) // MATRIX_TILE), 1)
+    return Geometry(grid, (32 * MATRIX_WARPS, 1, 1), matrix_room())
 
 
-def _matrix_grouped(a: Values) -> Geometry:
+def _matrix_gate_up(a: Values) -> Geometry:
+    return _matrix_grouped(a, MATRIX_ROWS // 2)
+
+
+def _matrix_down(a: Values) -> Geometry:
+    return _matrix_grouped(a, MATRIX_ROWS)
+
+
+def _matrix_grouped(a: Values, rows: int) -> Geometry:
     """As `_grouped`; an expert's blocks follow each other, so that its rows stay in a cache."""
-    across = -(-int(a["rows"]) // PROMPT_ROWS)
-    return Geometry((across, int(a["spread"]), int(a["experts"])), (256, 1, 1))
+    grid = (-(-int(a["rows"]) // rows), int(a["spread"]), int(a["experts"]))
+    return Geometry(grid, (32 * MATRIX_WARPS, 1, 1), matrix_room())
 
 
 def attention_room(head_dim: int) -> int:
@@ -218,13 +242,13 @@ OF_FLOATS = {"prompt_linear": "prompt_floats"}
 
 ON_MATRIX_UNITS = {
     "prompt_linear": ("matrix_linear", _matrix_linear),
-    "prompt_gate_up": ("matrix_gate_up", _matrix_grouped),
-    "prompt_down": ("matrix_down", _matrix_grouped),
+    "prompt_gate_up": ("matrix_gate_up", _matrix_gate_up),
+    "prompt_down": ("matrix_down", _matrix_down),
     "prompt_attention": ("matrix_attention", _matrix_attention),
 }
 """What takes the place of a kernel where a device has matrix units, and its grid rule.
 
-`multiplying` and `attending` say where it does. Products keep their bits; attention does not.
+`multiplying` and `attending` say where it does.
 """
 
 MATRIX_KV = frozenset({"fp16", "int8"})
@@ -269,8 +293,8 @@ def attending(kv: str, head_dim: int, *, matrix: bool) -> str:
 def spread_of(name: str, tokens: int, entries: int, experts: int) -> int:
     """How many blocks share the tokens of an expert's rows: a chunk's `entries` over `experts`.
 
-    Matrix units: a block a tile where experts are asked for alike.
+    Matrix units: twice as many as tiles where experts are asked for alike, which they are not.
     """
     if name not in MATRIX_NAMES:
         return PLAIN_SPREAD if tokens >= PLAIN_SPREAD_FROM else 1
-    return max(1, min(MOST_SPREAD, -(-entries // (experts * MATRIX_TILE))))
+    return max(1, min(MOST_SPREAD, -(-2 * entries // (experts * MATRIX_TILE))))

@@ -14,6 +14,7 @@ from strata_core.kernels.device.layout import PARTIAL_HEAD, WAVE, inner_bytes, r
 from strata_core.kernels.device.prompt_table import ON_MATRIX_UNITS
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.address import bytes_at
+from strata_core.testing.sim import unit_kernels
 
 if TYPE_CHECKING:
     from strata_core.testing.sim.args import Args
@@ -35,7 +36,7 @@ _PLAIN_STEPS: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
 
 PROMPT_STEPS = {
     **_PLAIN_STEPS,
-    **{matrix: _PLAIN_STEPS[name] for name, (matrix, _) in ON_MATRIX_UNITS.items()},
+    ON_MATRIX_UNITS["prompt_attention"][0]: _PLAIN_STEPS["prompt_attention"],
 }
 """The CPU's steps behind each kernel, and which of its parameters each is compiled for."""
 
@@ -136,10 +137,15 @@ _PLAIN: Mapping[str, Callable[..., Ready]] = {
     "prompt_combine": _combine,
 }
 
-PROMPT_KERNELS: Mapping[str, Callable[..., Ready]] = {
-    **_PLAIN,
-    **{matrix: _PLAIN[name] for name, (matrix, _) in ON_MATRIX_UNITS.items()},
+_OWN: Mapping[str, Callable[..., Ready]] = {
+    "matrix_linear": unit_kernels.linear,
+    "matrix_gate_up": unit_kernels.gate_up,
+    "matrix_down": unit_kernels.down,
+    ON_MATRIX_UNITS["prompt_attention"][0]: _attention,
 }
+"""Products on matrix units have an order of their own, which has no compiled steps."""
+
+PROMPT_KERNELS: Mapping[str, Callable[..., Ready]] = {**_PLAIN, **_OWN}
 """What makes a launch of each name ready."""
 
 

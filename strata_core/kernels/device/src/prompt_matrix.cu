@@ -1,354 +1,374 @@
-// Products of prompts on matrix units, quantised weights only: tiles of 32 rows by 32 tokens.
+// Products of prompts on matrix units, quantised weights only, in an order of their own: one sum an
+// element, blocks of 32 ascending (docs/arithmetic.md, section 11).
 //
-// K goes by superblocks of 256. All threads unpack the 32 rows' next eight blocks into shared memory,
-// a block each; then warp j multiplies block j of the superblock, so that it holds stripe j of the
-// whole tile, ascending (section 3). The eight warps' stripes are folded at the end. Both planes of
-// the activations meet the weights in the same step.
+// A tile is 128 rows by TOKENS tokens; a warp has 32 of the rows and every SIDES-th eight of the
+// tokens, so that few tokens are shared out evenly. K goes by steps of four blocks: all threads unpack
+// the rows' next blocks into shared memory, while the tokens' come by themselves, a step ahead.
 
-#define TOKENS 32
-#define ROWS 32
+#ifndef SIDES
+#define SIDES 1
+#endif
+#define EIGHTS 8  // eights of tokens of a warp
+#define TOKENS (8 * EIGHTS * SIDES)
+#define ROWS 128
+#define THREADS (128 * SIDES)
+#define BESIDE (SIDES == 1 ? 3 : 2)  // blocks of threads on one multiprocessor
+#define STEP 4
 #define PIECES (RECORD_BYTES / 16)
-#define PITCH 36  // floats from one token's stripe to the next: a warp's lanes then write to 32 banks
+#define PITCH 68  // floats from one token's inner rows to the next's: a warp then writes to 32 banks
 
 // The bits of 12582912: with an int of less than 2^22 added they are the float 12582912 + int.
 #define MAGIC 0x4b400000
 #define MAGIC_FLOAT 12582912.f
-#define NONE 0xffffffffu
 
-// What a block keeps in shared memory; together under 48 KB. Pieces of 16 bytes change places within
-// their row, so that eight rows' pieces of one block lie in different banks.
+// What a block of threads keeps in shared memory. A row of weights is eight pieces of 16 bytes, two of
+// a block, a token sixteen, four of a block's four; pieces change places within eight of them, so
+// that eight rows' pieces of one kind lie in different banks.
 struct Room {
-  int4 tokens[2][TOKENS * PIECES];  // superblocks of the activations, and stripes in the end
-  int4 weights[ROWS * 16];          // signed bytes: 16 of the first halves of the blocks, then the others
-  float2 scales[8][ROWS + 1];       // d and m of a block of a row
-  u32 integers[8][ROWS + 1];        // its two integer scales, exact as the upper halves of floats
-  u32 from[TOKENS];                 // where a token's activations begin, in pieces
-  int count;                        // of tokens
+  int4 tokens[2][TOKENS * 4 * STEP];
+  int4 weights[ROWS * 2 * STEP];
+  float2 scales[STEP][ROWS + 4];        // of a row's block: two factors
+  float4 pairs[STEP][TOKENS / 2];       // of two tokens' block: both scales, both scales times sums
+  float4 token_scales[TOKENS];          // of a token's next blocks, as its record has them
+  int4 token_sums[TOKENS];
+  u32 from[TOKENS];                     // where a token's activations begin, in pieces
+  int entries[TOKENS];
+  int count;  // of tokens
 };
-static_assert(sizeof(((Room*)0)->tokens) >= 8 * TOKENS * PITCH * 4, "eight stripes have room");
+static_assert(sizeof(((Room*)0)->tokens) >= TOKENS * PITCH * 4, "inner rows have room");
 
-// The place of a piece of a token's record.
-DEV int token_piece(int token, int piece) {
-  int swap = piece < 32 ? (token & 7) ^ (token & 1) << 2 : token >> 1 & 3;
-  return token * PIECES + (piece ^ swap);
-}
 
-// What a thread copies of a superblock: up to five pieces. Warp w copies every eighth token from the
-// w-th on; the last four pieces of those are sixteen copies more.
-struct Copies {
-  u32 from[5];  // in pieces from where all activations begin; NONE where there is nothing to copy
-  DEV void find(const Room& room, int thread) {
-    int lane = thread & 31, warp = thread >> 5;
-#pragma unroll
-    for (int i = 0; i < 5; i++) {
-      int token = warp + 8 * (i < 4 ? i : lane >> 2), piece = i < 4 ? lane : 32 + (lane & 3);
-      bool some = token < room.count && (i < 4 || lane < 16);
-      from[i] = some ? room.from[token] + piece : NONE;
-    }
-  }
-  // Sends the next superblock on its way.
-  DEV void send(int4* to, const int4* x, int thread) {
-    int lane = thread & 31, warp = thread >> 5;
-    int4* first = to + token_piece(warp, lane);
-#pragma unroll
-    for (int i = 0; i < 5; i++) {
-      int4* here = i < 4 ? first + i * 8 * PIECES
-                         : to + token_piece(warp + 8 * (lane >> 2), 32 + (lane & 3));
-      if (from[i] == NONE) continue;
-      copy16((u8*)here, (const u8*)(x + from[i]));
-      from[i] += PIECES;
-    }
-    copies_sent();
-  }
-};
-
-// Block `thread % 8` of row `thread / 8` into shared memory: its integers without the bias, its scales.
+// How a type sums here. SMALL: integers of -8..7, whose sums of 32 fit behind MAGIC. LESS: what is
+// taken off when unpacking; where a type has minima they make up for it.
 template <class W>
-DEV void unpack(Room& room, const Block& f, int thread) {
-  int r = thread >> 3, j = thread & 7, w[8];
+struct Sort {
+  static const bool SMALL = false;
+  static const int LESS = W::BIAS;
+};
+template <>
+struct Sort<Q4_0> {
+  static const bool SMALL = true;
+  static const int LESS = 8;
+};
+template <>
+struct Sort<Q4_1> : Sort<Q4_0> {};
+template <>
+struct Sort<Q4_K> : Sort<Q4_0> {};
+
+// A block of row r of the tile, which lies at `j` in the step, into shared memory.
+template <class W>
+DEV void put(Room& room, const Block& f, int r, int j) {
+  const int less = Sort<W>::LESS;
+  int w[8];
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    w[i] = f.w[i];
-    if (W::BIAS)
-      w[i] = (int)((((u32)w[i] | 0x80808080u) - (u32)W::BIAS * 0x01010101u) ^ 0x80808080u);
-  }
+  for (int i = 0; i < 8; i++)
+    w[i] = less ? (f.w[i] + (128 - less) * 0x01010101) ^ (int)0x80808080u : f.w[i];
   int4 first = {w[0], w[1], w[2], w[3]}, second = {w[4], w[5], w[6], w[7]};
-  int4* to = room.weights + r * 16 + (j ^ (r & 7));
-  to[0] = first, to[8] = second;
-  float2 scales = {f.d, W::SIGN ? f.m : 0.f};
+  int4* to = room.weights + r * 2 * STEP;
+  to[2 * j ^ (r & 7)] = first, to[(2 * j + 1) ^ (r & 7)] = second;
+  float2 scales = {W::SCALED ? mul(f.d, (float)f.scale[0]) : f.d, 0.f};
+  if (W::SCALED == 2) scales.y = mul(f.d, (float)f.scale[1]);
+  if (W::SIGN < 0) scales.y = -mul(f.m, (float)f.low);
+  if (W::SIGN > 0) scales.y = f.m;
+  if (W::SIGN && less) scales.y = fma_((float)less, scales.x, scales.y);
   room.scales[j][r] = scales;
-  if (W::SCALED)
-    room.integers[j][r] = bits_of((float)f.scale[0]) >> 16 |
-                          (bits_of((float)(W::SCALED == 2 ? f.scale[1] : f.low)) & 0xffff0000u);
 }
 
-// A block's scales of one row as its steps want them: floats, and what takes MAGIC off again.
+// The rows of a tile: 128 of one matrix, or by sixteens of two of them in turn, beginning at `first`
+// of each; `last` is the last row that there is.
+struct Source {
+  const u8 *matrix, *other;
+  i64 stride, other_stride;
+  int first, last;
+  template <bool TWO>
+  DEV const u8* at(int r) const {
+    bool second = TWO && (r & 16);
+    int row = first + (TWO ? (r >> 5) * 16 + (r & 15) : r);
+    return (second ? other : matrix) + (row < last ? row : last) * (second ? other_stride : stride);
+  }
+};
+
+// Two rows' block b. Whether rows are read in pieces is asked once, so that all loads go together.
 template <class W>
-struct Scales {
-  float d, m, first, second, off, off2;
+DEV void unpack_two(Room& room, const u8* p, const u8* q, int b, int r, int s, int j) {
+  Block f, g;
+  if (W::WIDE && (((size_t)p | (size_t)q) & 15) == 0) {
+    W::template load_as<W::WIDE>(p, b, f), W::template load_as<W::WIDE>(q, b, g);
+  } else {
+    W::template load_as<false>(p, b, f), W::template load_as<false>(q, b, g);
+  }
+  put<W>(room, f, r, j), put<W>(room, g, s, j);
+}
+
+// The next step's blocks of the tile's rows; four neighbours of a thread have a row's.
+template <class A, class B, bool TWO>
+DEV void unpack(Room& room, const Source& source, int step, int blocks, int thread) {
+  int j = thread & 3, b = STEP * step + j;
+  if (b >= blocks) return;
+#pragma unroll
+  for (int i = 0; i < 4 / SIDES; i += 2) {
+    int r = (thread >> 2) + 32 * SIDES * i, s = r + 32 * SIDES;
+    const u8 *p = source.at<TWO>(r), *q = source.at<TWO>(s);
+    if (!TWO || !(r >> 4 & 1)) unpack_two<A>(room, p, q, b, r, s, j);
+    else unpack_two<B>(room, p, q, b, r, s, j);
+  }
+}
+
+// Sends a step's activations on their way: 16 pieces of a token, and its scales and sums.
+DEV void send(Room& room, const int4* x, int step, int thread) {
+  int piece = thread & 15, token = thread >> 4, count = room.count;
+  int within = step / 2 * PIECES + (step & 1) * STEP;
+  int4* to = room.tokens[step & 1] + token * 16 + (piece ^ (token & 7));
+  const int4* from = x + within + (piece >> 2) * 8 + (piece & 3);
+#pragma unroll
+  for (int i = 0; i < EIGHTS; i++) {
+    int mine = token + 8 * SIDES * i;
+    if (mine < count)
+      copy16((u8*)(to + i * 8 * SIDES * 16), (const u8*)(from + room.from[mine]));
+  }
+  if (thread < count) {
+    const int4* scales = x + step / 2 * PIECES + 32 + (step & 1) + room.from[thread];
+    copy16((u8*)(room.token_scales + thread), (const u8*)scales);
+    copy16((u8*)(room.token_sums + thread), (const u8*)(scales + 2));
+  }
+  copies_sent();
+}
+
+// A token's scales and sums, which this thread sent for, as `multiply` wants them.
+DEV void put_scales(Room& room, int thread) {
+  if (thread >= room.count) return;
+  float4 d = room.token_scales[thread];
+  int4 sum = room.token_sums[thread];
+  float* to = (float*)room.pairs + (thread >> 1) * 4 + (thread & 1);
+  float scale[4] = {d.x, d.y, d.z, d.w};
+  int sums[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int j = 0; j < STEP; j++) {
+    to[j * TOKENS * 2] = scale[j];
+    to[j * TOKENS * 2 + 2] = mul(scale[j], (float)sums[j]);
+  }
+}
+
+// A row's factors of a block.
+template <class W>
+struct Row {
+  float first, second, off;
   DEV void load(const Room& room, int r, int j) {
     float2 scales = room.scales[j][r];
-    d = scales.x, m = scales.y;
-    if (!W::SCALED) return;
-    u32 both = room.integers[j][r];
-    first = float_of(both << 16), second = float_of(both & 0xffff0000u);
-    off = mul(first, -MAGIC_FLOAT), off2 = mul(second, -MAGIC_FLOAT);
+    first = scales.x, second = scales.y;
+    off = mul(first, -MAGIC_FLOAT);
   }
 };
 
-// The sums of 16 rows by 8 tokens over one plane, from MAGIC on; a second time, of the other half of a
-// block, where halves have scales of their own.
+// The sums of 16 rows by 8 tokens, a plane each; a second time, of the other half of a block, where
+// halves have scales of their own.
 template <class W>
 struct Sums {
-  int c[2][4];
+  int high[2][4], low[2][4];
   DEV void multiply(const u32* a, const u32* b) {
     if (W::SCALED == 2) {
-      multiply16(c[0], a, b[0], MAGIC);
-      multiply16(c[1], a + 2, b[1], MAGIC);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        multiply16(high[i], a + 2 * i, b[i], MAGIC);
+        multiply16(low[i], a + 2 * i, b[2 + i], MAGIC);
+      }
     } else {
-      multiply32(c[0], a, b, MAGIC);
+      multiply32(high[0], a, b, Sort<W>::SMALL ? 0 : MAGIC);
+      multiply32(low[0], a, b + 2, MAGIC);
     }
   }
-  // The sum as a float, times the integer scales: exact, being below 2^24.
-  DEV float at(int i, const Scales<W>& s) const {
-    if (!W::SCALED) return sub(float_of((u32)c[0][i]), MAGIC_FLOAT);
-    float v = fma_(float_of((u32)c[0][i]), s.first, s.off);
-    if (W::SCALED < 2) return v;
-    return add(v, fma_(float_of((u32)c[1][i]), s.second, s.off2));
+  // float(S): the upper plane's part is exact, and MAGIC goes with the lower plane's.
+  DEV float whole(int half, int i) const {
+    float upper = fma_(float_of((u32)high[half][i]), 128.f, -129.f * MAGIC_FLOAT);
+    return add(float_of((u32)low[half][i]), upper);
+  }
+  // A block's step of one sum. MAGIC times a row's factor is exact, so the first fma rounds S * factor.
+  DEV float step(int i, const Row<W>& row, float scale, float scaled_sum, float acc) const {
+    float v;
+    if (Sort<W>::SMALL)
+      v = fma_(float_of((u32)((high[0][i] << 7) + low[0][i])), row.first, row.off);
+    else
+      v = fma_(whole(0, i), row.first, 0.f);
+    if (W::SCALED == 2) v = fma_(whole(1, i), row.second, v);
+    acc = fma_(v, scale, acc);
+    return W::SIGN ? fma_(row.second, scaled_sum, acc) : acc;
   }
 };
 
-// Steps 1 to 3 of section 3. The planes are joined with one rounding, which is float(S).
 template <class W>
-DEV float steps(const Sums<W>& high, const Sums<W>& low, int i, const Scales<W>& s, float d,
-                float sum, float acc) {
-  float total = fma_(high.at(i, s), 128.f, low.at(i, s));
-  if (W::SIGN < 0) acc = fma_(-mul(s.second, sum), mul(s.m, d), acc);
-  acc = fma_(total, mul(s.d, d), acc);
-  if (W::SIGN > 0) acc = fma_(sum, mul(s.m, d), acc);
-  return acc;
+DEV void multiply_eight(const u32* a, const u32* b, const Row<W>* rows, float4 pair, float* acc) {
+  Sums<W> sums;
+  sums.multiply(a, b);
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    acc[i] = sums.step(i, rows[i >> 1], i & 1 ? pair.y : pair.x, i & 1 ? pair.w : pair.z, acc[i]);
 }
 
-// Block j of a superblock: 32 rows by the tokens of the tile, by one warp. Tokens are skipped by
-// eights. Where a row has integer scales, the rows come in two halves, for want of registers.
-template <class W>
-DEV void multiply_block(const Room& room, const int4* tokens, int j, int count, int lane,
-                        float acc[4][2][4]) {
-  const int tiles = W::SCALED ? 1 : 2;
-  int g = lane >> 2, t = lane & 3;
-  int from_row = (lane & 15) * 16 + (lane >> 4) * 8 + (j ^ (lane & 7));
-  int from_token = token_piece(lane & 7, (lane >> 3) * 8 + j);
-  // pieces 32 on are swapped alike for tokens 2t and 2t + 1
-  int d_at = token_piece(2 * t, 32 + (j >> 2)) * 4 + (j & 3);
-  int sum_at = token_piece(2 * t, 34 + (j >> 2)) * 4 + (j & 3);
+// Block j of a step: a warp's 32 rows, the first sixteen of type A, by its tokens, of which there are
+// `count` from its first on.
+template <class A, class B>
+DEV void multiply(const Room& room, const int4* tokens, int j, int count, int thread,
+                  float acc[EIGHTS][2][4]) {
+  int lane = thread & 31, g = lane >> 2, t = lane & 3;
+  int r = (thread >> 5 & 3) * 32, side = thread >> 7;
+  u32 a[2][4];
+  int from_row = (r + (lane & 15)) * 2 * STEP + ((2 * j + (lane >> 4)) ^ (lane & 7));
+  matrices((const u8*)room.weights, from_row * 16, a[0]);
+  matrices((const u8*)room.weights, (from_row + 16 * 2 * STEP) * 16, a[1]);
+  Row<A> first[2];
+  Row<B> second[2];
 #pragma unroll
-  for (int first = 0; first < 2; first += tiles) {
-    u32 a[tiles][4];
-    Scales<W> s[2 * tiles];
+  for (int i = 0; i < 2; i++) {
+    first[i].load(room, r + 8 * i + g, j);
+    second[i].load(room, r + 16 + 8 * i + g, j);
+  }
+  int from_token = (side * 8 + (lane & 7)) * 16 + (((lane >> 3) * 4 + j) ^ (lane & 7));
+  const float4* pairs = room.pairs[j] + side * 4 + t;
 #pragma unroll
-    for (int m = 0; m < tiles; m++) {
-      matrices((const u8*)room.weights, (from_row + (first + m) * 256) * 16, a[m]);
-      s[2 * m].load(room, (first + m) * 16 + g, j);
-      s[2 * m + 1].load(room, (first + m) * 16 + 8 + g, j);
-    }
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-      if (8 * n >= count) break;
-      u32 b[4];
-      matrices((const u8*)tokens, (from_token + n * 8 * PIECES) * 16, b);
-      float d[2], sum[2];
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        int token = (n * 8 + e) * PIECES * 4;
-        d[e] = ((const float*)tokens)[token + d_at];
-        sum[e] = W::SIGN ? (float)((const int*)tokens)[token + sum_at] : 0.f;
-      }
-#pragma unroll
-      for (int m = 0; m < tiles; m++) {
-        Sums<W> high, low;
-        high.multiply(a[m], b), low.multiply(a[m], b + 2);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          float& to = acc[n][first + m][i];
-          to = steps<W>(high, low, i, s[2 * m + (i >> 1)], d[i & 1], sum[i & 1], to);
-        }
-      }
-    }
+  for (int n = 0; n < EIGHTS; n++) {
+    if (8 * SIDES * n >= count) break;
+    u32 b[4];
+    matrices((const u8*)tokens, (from_token + n * 8 * SIDES * 16) * 16, b);
+    float4 pair = pairs[n * 4 * SIDES];
+    multiply_eight<A>(a[0], b, first, pair, acc[n][0]);
+    multiply_eight<B>(a[1], b, second, pair, acc[n][1]);
   }
 }
 
-// The fold of the warps' stripes: a thread gets row `thread % 32` of every eighth token.
-DEV void fold_stripes(Room& room, const float acc[4][2][4], int thread, float* out) {
-  int lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3;
-  float* stripes = (float*)room.tokens;
-  __syncthreads();  // the activations have been read
+// The product of the tile: acc[n][m][i] is row 16m + 8(i / 2) + lane / 4 of the warp's 32 and, of
+// its n-th eight of tokens, token 2(lane % 4) + i % 2. All threads come together.
+template <class A, class B, bool TWO>
+DEV void product(Room& room, const Source& source, const u8* x, int blocks,
+                 float acc[EIGHTS][2][4]) {
+  int thread = fresh(threadIdx.x);
 #pragma unroll
-  for (int e = 0; e < 32; e++) {
-    int n = e >> 3, m = e >> 2 & 1, i = e & 3;
-    int token = warp * TOKENS + n * 8 + 2 * t + (i & 1), row = m * 16 + (i >> 1) * 8 + g;
-    stripes[token * PITCH + row] = acc[n][m][i];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float* from = stripes + (warp + 8 * i) * PITCH + lane;
-    float total = from[0];
-#pragma unroll
-    for (int k = 1; k < 8; k++) total = add(total, from[k * TOKENS * PITCH]);
-    out[i] = total;
-  }
-}
-
-// 32 rows times `count` tokens, which `room.from` tells of. `row` is this thread's, threadIdx.x / 8 of
-// them; out[i] is row threadIdx.x % 32 times token threadIdx.x / 32 + 8i. All threads come together.
-template <class W>
-DEV void product(Room& room, const u8* row, const u8* x, int blocks, float* out) {
-  int thread = fresh(threadIdx.x), j = thread & 7, warp = thread >> 5;
-  const int4* from = (const int4*)x;
-  float acc[4][2][4];
-#pragma unroll
-  for (int e = 0; e < 32; e++) acc[e >> 3][e >> 2 & 1][e & 3] = 0.f;
-  Block f;
-  if (j < blocks) W::load(row, fresh(j), f);
+  for (int e = 0; e < EIGHTS * 8; e++) acc[e >> 3][e >> 2 & 1][e & 3] = 0.f;
   __syncthreads();  // `from` is there, and what was in the room has been read
-  Copies copies;
-  copies.find(room, thread);
-  copies.send(room.tokens[0], from, thread);
+  send(room, (const int4*)x, 0, thread);
 #pragma unroll 1
-  for (int s = 0; 8 * s < blocks; s++) {
-    int next = 8 * (s + 1);
+  for (int s = 0; STEP * s < blocks; s++) {
     if (s) __syncthreads();  // the weights have been read
-    if (8 * s + j < blocks) unpack<W>(room, f, fresh(thread));
+    unpack<A, B, TWO>(room, source, s, blocks, fresh(thread));
     copies_done<0>();
+    put_scales(room, fresh(thread));
     __syncthreads();
-    if (next < blocks) copies.send(room.tokens[(s + 1) & 1], from, fresh(thread));
-    if (next + 8 + j < blocks) prefetch(row + (size_t)(next + 8 + j) * W::BLOCK_BYTES);
-    if (8 * s + warp < blocks) {
-      const int4* tokens = room.tokens[s & 1];
-      int lane = thread & 31, count = room.count;
-      multiply_block<W>(room, tokens, warp, count, lane, acc);
-    }
-    if (next + j < blocks) W::load(row, next + fresh(j), f);
+    if (STEP * (s + 1) < blocks) send(room, (const int4*)x, s + 1, fresh(thread));
+    int left = blocks - STEP * s, count = room.count - 8 * (fresh(thread) >> 7);
+#pragma unroll 1
+    for (int j = 0; j < STEP && j < left; j++)
+      multiply<A, B>(room, room.tokens[s & 1], j, count, fresh(thread), acc);
   }
-  fold_stripes(room, acc, fresh(thread), out);
 }
 
-// The tile's entries, of which `each` share a row of activations of so many pieces. All threads of the
+// `count` entries, of which `each` share a row of activations of so many pieces. All threads of the
 // block come here; `product` is where they meet behind it.
-DEV void take_entries(Room& room, int* entries, const int* order, int count, int each, int pitch) {
+DEV void take_entries(Room& room, const int* order, int count, int each, int pitch) {
   __syncthreads();  // the entries before have been stored
   if (threadIdx.x == 0) room.count = count;
   if (threadIdx.x < count) {
-    int entry = entries[threadIdx.x] = order[threadIdx.x];
+    int entry = room.entries[threadIdx.x] = order[threadIdx.x];
     room.from[threadIdx.x] = (u32)(entry / each) * pitch;
   }
 }
 
-// Two products with the same tokens, one behind the other; by the same instructions where the types
-// are the same.
-template <class A, class B>
-struct Pair {
-  DEV static void products(Room& room, const u8* first, const u8* second, const u8* x,
-                           int blocks, float* a, float* b) {
-    product<A>(room, first, x, blocks, a);
-    product<B>(room, second, x, blocks, b);
-  }
-};
-template <class A>
-struct Pair<A, A> {
-  DEV static void products(Room& room, const u8* first, const u8* second, const u8* x,
-                           int blocks, float* a, float* b) {
-#pragma unroll 1
-    for (int k = 0; k < 2; k++) {
-      product<A>(room, k ? second : first, x, blocks, b);
-      if (!k)
+// Every sum of this thread to put(row of the tile, token of the tile, sum).
+template <class Put>
+DEV void each_sum(const float acc[EIGHTS][2][4], int count, Put put) {
+  int thread = fresh(threadIdx.x), lane = thread & 31;
+  int row = (thread >> 5 & 3) * 32 + (lane >> 2), token = (thread >> 7) * 8 + (lane & 3) * 2;
 #pragma unroll
-        for (int i = 0; i < 4; i++) a[i] = b[i];
-    }
+  for (int e = 0; e < EIGHTS * 8; e++) {
+    int n = e >> 3, m = e >> 2 & 1, i = e & 3, t = token + n * 8 * SIDES + (i & 1);
+    if (t < count) put(row + 16 * m + 8 * (i >> 1), t, acc[n][m][i]);
   }
-};
+}
 
 #ifdef KERNEL_matrix_linear
-ROOMY(256, 2)
+ROOMY(THREADS, BESIDE)
 matrix_linear(const u8* weight, const u8* x, float* out, const float* bias, i64 stride, int tokens,
               int rows, int columns) {
   follow();
-  __shared__ Room room;
-  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  SHARED_BYTES(bytes);
+  Room& room = *(Room*)bytes;
   int first = blockIdx.y * TOKENS, count = tokens - first < TOKENS ? tokens - first : TOKENS;
   if (threadIdx.x == 0) room.count = count;
   if (threadIdx.x < count)
     room.from[threadIdx.x] = (u32)(first + threadIdx.x) * ((columns + 255) / 256 * PIECES);
-  int mine = blockIdx.x * ROWS + (threadIdx.x >> 3), r = blockIdx.x * ROWS + lane;
-  float found[4];
-  product<TYPE>(room, weight + (size_t)(mine < rows ? mine : rows - 1) * stride, x,
-                columns >> 5, found);
-  if (r >= rows) return;
-  float b = bias ? bias[r] : 0.f;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    int t = warp + 8 * i;
-    if (t < room.count) out[(size_t)(first + t) * rows + r] = bias ? add(found[i], b) : found[i];
-  }
+  Source source = {weight, weight, stride, stride, (int)blockIdx.x * ROWS, rows - 1};
+  float acc[EIGHTS][2][4];
+  product<TYPE, TYPE, false>(room, source, x, columns >> 5, acc);
+  float* to = out + (size_t)first * rows + blockIdx.x * ROWS;
+  int end = rows - blockIdx.x * ROWS;
+  each_sum(acc, count, [=](int r, int t, float v) {
+    if (r < end) to[(size_t)t * rows + r] = bias ? add(v, bias[rows - end + r]) : v;
+  });
 }
 #endif
 
 #ifdef KERNEL_matrix_gate_up
-// 32 rows of gate and up of one expert, one behind the other. The lanes of a warp then hold a block of
-// `down`'s activations, entry by entry.
-ROOMY(256, 2)
+// 64 rows of gate and the same of up, by sixteens: a thread then has both of an element. They are two
+// blocks of `down`'s activations, which go through shared memory to lie in a warp's lanes.
+ROOMY(THREADS, BESIDE)
 matrix_gate_up(const Wave* wave, const int* starts, const int* order, const u8* x, u8* inner,
                u32* status, i64 gate_stride, i64 up_stride, int experts, int top_k, int rows,
                int columns, int spread, int op) {
   follow();
-  __shared__ Room room;
-  __shared__ int entries[TOKENS];
+  SHARED_BYTES(bytes);
+  Room& room = *(Room*)bytes;
   Wave e = wave[blockIdx.z];
   int end = starts[e.expert + 1];
-  int mine = blockIdx.x * ROWS + (threadIdx.x >> 3);
-  const u8* gate = (const u8*)e.gate + (size_t)mine * gate_stride;
-  const u8* up = (const u8*)e.up + (size_t)mine * up_stride;
+  Source source = {(const u8*)e.gate, (const u8*)e.up,           gate_stride,
+                   up_stride,         (int)blockIdx.x * ROWS / 2, rows - 1};
 #pragma unroll 1
   for (int first = starts[e.expert] + blockIdx.y * TOKENS; first < end; first += spread * TOKENS) {
     int count = end - first < TOKENS ? end - first : TOKENS;
-    take_entries(room, entries, order + first, count, top_k, (columns + 255) / 256 * PIECES);
-    float a[4], b[4];
-    Pair<GATE, UP>::products(room, gate, up, x, columns >> 5, a, b);
-    int lane = fresh(threadIdx.x) & 31;
-#pragma unroll 1
-    for (int t = fresh(threadIdx.x) >> 5; t < room.count; t += 8) {
-      float h = mul(silu(a[0]), b[0]);
+    take_entries(room, order + first, count, top_k, (columns + 255) / 256 * PIECES);
+    float acc[EIGHTS][2][4];
+    product<GATE, UP, true>(room, source, x, columns >> 5, acc);
+    __syncthreads();  // the activations have been read
+    float* made = (float*)room.tokens;
+    int thread = fresh(threadIdx.x), lane = thread & 31;
+    float* to = made + ((thread >> 7) * 8 + (lane & 3) * 2) * PITCH + (thread >> 5 & 3) * 16 + (lane >> 2);
 #pragma unroll
-      for (int i = 0; i < 3; i++) a[i] = a[i + 1], b[i] = b[i + 1];
-      store_inner(inner, entries[t], rows, blockIdx.x, lane, h, status, op);
+    for (int n = 0; n < EIGHTS; n++) {
+      if (8 * SIDES * n >= count) break;
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        to[(n * 8 * SIDES + (i & 1)) * PITCH + 8 * (i >> 1)] = mul(silu(acc[n][0][i]), acc[n][1][i]);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int k = thread >> 5; k < 2 * count; k += THREADS / 32) {
+      int token = k >> 1, half = k & 1, block = blockIdx.x * 2 + half;
+      float h = made[token * PITCH + half * 32 + lane];
+      if (block * 32 < rows) store_inner(inner, room.entries[token], rows, block, lane, h, status, op);
     }
   }
 }
 #endif
 
 #ifdef KERNEL_matrix_down
-ROOMY(256, 2)
+ROOMY(THREADS, BESIDE)
 matrix_down(const Wave* wave, const int* starts, const int* order, const u8* inner, float* out,
             i64 stride, int experts, int rows, int columns, int spread) {
   follow();
-  __shared__ Room room;
-  __shared__ int entries[TOKENS];
+  SHARED_BYTES(bytes);
+  Room& room = *(Room*)bytes;
   Wave e = wave[blockIdx.z];
   int end = starts[e.expert + 1];
-  int mine = blockIdx.x * ROWS + (threadIdx.x >> 3);
-  const u8* row = (const u8*)e.down + (size_t)(mine < rows ? mine : rows - 1) * stride;
+  const u8* matrix = (const u8*)e.down;
+  Source source = {matrix, matrix, stride, stride, (int)blockIdx.x * ROWS, rows - 1};
 #pragma unroll 1
   for (int first = starts[e.expert] + blockIdx.y * TOKENS; first < end; first += spread * TOKENS) {
     int count = end - first < TOKENS ? end - first : TOKENS;
-    take_entries(room, entries, order + first, count, 1, (columns + 255) / 256 * 64);
-    float found[4];
-    product<TYPE>(room, row, inner, columns >> 5, found);
-    int warp = fresh(threadIdx.x) >> 5, r = blockIdx.x * ROWS + (fresh(threadIdx.x) & 31);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      int t = warp + 8 * i;
-      if (t < room.count && r < rows) out[(size_t)entries[t] * rows + r] = found[i];
-    }
+    take_entries(room, order + first, count, 1, (columns + 255) / 256 * 64);
+    float acc[EIGHTS][2][4];
+    product<TYPE, TYPE, false>(room, source, inner, columns >> 5, acc);
+    int left = rows - blockIdx.x * ROWS;
+    float* to = out + blockIdx.x * ROWS;
+    each_sum(acc, count, [=, &room](int r, int t, float v) {
+      if (r < left) to[(size_t)room.entries[t] * rows + r] = v;
+    });
   }
 }
 #endif
