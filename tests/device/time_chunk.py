@@ -230,14 +230,16 @@ def table(chunk: Chunk, items: Sequence[Item], *, whole: bool) -> None:
     """A line for each launch; `whole`: with what the graph of all items takes less without it."""
     print(f"{'kernel':28} {'grid':>18} {'threads':>7} {'alone us':>9} {'in layer':>9}")
     launches = [item for item in items if isinstance(item, Launch)]
-    total = chunk.micros(items) if whole else 0.0
+    totals = [chunk.micros(items) for _ in range(2 * whole)][1:]  # the first one warms up
     small, sums = [], 0.0
     for item in launches:
         name, grid = item.kernel.name, "x".join(map(str, item.grid))
         alone = chunk.micros([item] * 10) / 10
         said = ""
         if whole:
-            inside = total - chunk.micros([other for other in items if other is not item])
+            without = chunk.micros([other for other in items if other is not item])
+            totals.append(chunk.micros(items))  # anew: clocks change meanwhile
+            inside = sum(totals[-2:]) / 2 - without
             said, sums = f"{inside:9.1f}", sums + inside
             small += [] if is_large(item) else [(alone, inside)]
         label = " ".join(map(str, (name, *item.kernel.parameters)))
@@ -247,7 +249,7 @@ def table(chunk: Chunk, items: Sequence[Item], *, whole: bool) -> None:
         alone, inside = np.sum(small, axis=0)
         print(f"small ones: {len(small)} of {len(launches)} launches, alone {alone:.0f} us, "
               f"in the layer {inside:.0f} us")  # fmt: skip
-        print(f"a layer of {chunk.asked.tokens} tokens: {total:.0f} us as one graph; "
+        print(f"a layer of {chunk.asked.tokens} tokens: {np.median(totals):.0f} us as one graph; "
               f"sum of differences {sums:.0f} us")  # fmt: skip
 
 

@@ -9,41 +9,46 @@
 #define EACH 8   // of the rows, and of the tokens, that lanes of a group have
 #define STEPS 4  // elements of a stripe that are staged together
 #define WIDE (8 * STEPS)
+#define STAGES 3
+#define PIECES (ROWS * WIDE * TYPE::BYTES / 16 / 256)  // of sixteen bytes, of rows, for each thread
 
-// Elements 8k to 8k + 7 of STEPS pieces of 64: of tokens so far apart that four of them, of which
-// lanes of one warp read the same element, do not meet in a bank.
+// Element c of a piece of WIDE in memory, counted from its beginning.
+DEV int spread_out(int c) { return c + (c >> 3) * 56; }
+
+template <int BYTES>
+struct Raw {
+  typedef u16 Type;
+};
+template <>
+struct Raw<4> {
+  typedef u32 Type;
+};
+typedef Raw<TYPE::BYTES>::Type RAW;
+
+// Elements 8k to 8k + 7 of STEPS pieces of 64, as they lie in memory: of tokens so far apart that four
+// of them, of which lanes of one warp read the same element, do not meet in a bank.
 struct Staged {
-  float w[ROWS][WIDE], x[TOKENS][WIDE + 8];
+  float x[TOKENS][WIDE + 8];
+  u8 w[ROWS][WIDE * TYPE::BYTES];
 };
 
-// What a thread brings: element `c` of WIDE, of each eighth row and token from the `g`-th on.
-struct Brought {
-  float w[ROWS / 8], x[TOKENS / 8];
-};
-
-// Rows and tokens past their number, and elements past the row's end, are zeros.
-DEV void bring(const u8* weight, const float* x, i64 stride, int rows, int tokens, int columns, int i,
-               Brought& o) {
-  bool in = i < columns;
+// Sixteen bytes of a row from element i on; what lies past `columns` is zeros. `whole`: they are
+// aligned, and within the row or past it as a whole.
+template <class T>
+DEV void bring(u8* to, const u8* from, int i, int columns, bool whole) {
+  const int count = 16 / sizeof(T);
+  if (whole && i < columns) {
+    copy16(to, from);
+    return;
+  }
 #pragma unroll
-  for (int n = 0; n < ROWS / 8; n++)
-    o.w[n] = in && 8 * n < rows ? TYPE::at(weight + 8 * n * stride, i) : 0.f;
-#pragma unroll
-  for (int n = 0; n < TOKENS / 8; n++)
-    o.x[n] = in && 8 * n < tokens ? x[(size_t)8 * n * columns + i] : 0.f;
-}
-
-DEV void put(Staged& s, const Brought& o, int g, int c) {
-#pragma unroll
-  for (int n = 0; n < ROWS / 8; n++) s.w[8 * n + g][c] = o.w[n];
-#pragma unroll
-  for (int n = 0; n < TOKENS / 8; n++) s.x[8 * n + g][c] = o.x[n];
+  for (int n = 0; n < count; n++) ((T*)to)[n] = i + n < columns ? ((const T*)from)[n] : (T)0;
 }
 
 DEV void step(const Staged& s, int m, int warp, int q, int j, float acc[EACH][EACH]) {
   float w[EACH], x[EACH];
 #pragma unroll
-  for (int r = 0; r < EACH; r++) w[r] = s.w[EACH * warp + r][8 * m + j];
+  for (int r = 0; r < EACH; r++) w[r] = TYPE::at(s.w[EACH * warp + r], 8 * m + j);
 #pragma unroll
   for (int t = 0; t < EACH; t++) x[t] = s.x[4 * t + q][8 * m + j];
 #pragma unroll
@@ -70,22 +75,59 @@ DEV float fold_turned(float* a, int j) {
   return total;
 }
 
+// What one thread brings of each piece: sixteen bytes of a token, and of one row or two. Rows and tokens
+// past the last one are the last one again.
+struct Share {
+  const u8 *x, *w[PIECES];
+  int column, of_row;  // the first element of those bytes in a piece of WIDE
+  bool whole;
+};
+
+DEV void bring_share(const Share& share, Staged& to, int i, int columns) {
+  const int per = 16 / TYPE::BYTES;
+  int tid = threadIdx.x, at = i + spread_out(share.column);
+  bring<u32>((u8*)&to.x[tid / 8][share.column], share.x + (size_t)i * 4, at, columns, share.whole);
+  at = i + spread_out(share.of_row);
+#pragma unroll
+  for (int n = 0; n < PIECES; n++) {
+    u8* row = to.w[(tid + 256 * n) / (WIDE / per)];
+    bring<RAW>(row + share.of_row * TYPE::BYTES, share.w[n] + (size_t)i * TYPE::BYTES, at, columns,
+               share.whole);
+  }
+  copies_sent();
+}
+
 ROOMY(256, 1)
 prompt_floats(const u8* weight, const u8* x, float* out, const float* bias, i64 stride, int tokens,
               int rows, int columns) {
   follow();
-  __shared__ Staged staged[2];
-  int tid = threadIdx.x, j = tid & 7, q = tid >> 3 & 3, warp = tid >> 5, c = tid & 31;
-  int row = blockIdx.x * ROWS + warp, token = blockIdx.y * TOKENS + warp;
-  const u8* w = weight + row * stride;
-  const float* from = (const float*)x + (size_t)token * columns;
-  int at = c + (c >> 3) * 56;  // 64 (c / 8) + c mod 8
-  int steps = (columns + 63) / 64, now = 0;
+  __shared__ __align__(16) Staged staged[STAGES];
+  int tid = threadIdx.x, j = tid & 7, q = tid >> 3 & 3, warp = tid >> 5;
+  int row = blockIdx.x * ROWS, token = blockIdx.y * TOKENS;
+  const int per = 16 / TYPE::BYTES;
+  Share share;
+  share.column = 4 * (tid & 7), share.of_row = per * (tid & (WIDE / per - 1));
+  int mine = token + tid / 8;
+  share.x = x + ((size_t)(mine < tokens ? mine : tokens - 1) * columns + spread_out(share.column)) * 4;
+#pragma unroll
+  for (int n = 0; n < PIECES; n++) {
+    int r = row + (tid + 256 * n) / (WIDE / per);
+    share.w[n] = weight + (r < rows ? r : rows - 1) * stride + spread_out(share.of_row) * TYPE::BYTES;
+  }
+  share.whole = (((size_t)weight | (size_t)x | (size_t)stride) & 15) == 0 && columns % 8 == 0;
+  int steps = (columns + 63) / 64, next_m = 0, next_k = 0, now = 0;
   float acc[EACH][EACH], sum[EACH][EACH];
-  Brought next;
-  bring(w, from, stride, rows - row, tokens - token, columns, at, next);
-  put(staged[0], next, warp, c);
-  __syncthreads();
+  // what comes next is asked for STAGES - 1 pieces ahead; past the last one nothing is
+#define ASK(to)                                                              \
+  if (next_k < 8) {                                                          \
+    bring_share(share, to, 64 * next_m + 8 * next_k, columns);               \
+    next_m += STEPS;                                                         \
+    if (next_m >= steps) next_m = 0, next_k++;                               \
+  } else {                                                                   \
+    copies_sent();                                                           \
+  }
+#pragma unroll
+  for (int n = 0; n < STAGES - 1; n++) ASK(staged[n])
 #pragma unroll 1
   for (int k = 0; k < 8; k++) {
 #pragma unroll
@@ -93,36 +135,34 @@ prompt_floats(const u8* weight, const u8* x, float* out, const float* bias, i64 
 #pragma unroll
       for (int t = 0; t < EACH; t++) acc[r][t] = 0.f;
 #pragma unroll 1
-    for (int m = 0; m < steps; m += STEPS, now ^= 1) {
-      bool last = m + STEPS >= steps;
-      if (!last || k < 7) {
-        int i = last ? 8 * (k + 1) : 64 * (m + STEPS) + 8 * k;
-        bring(w, from, stride, rows - row, tokens - token, columns, i + at, next);
-      }
+    for (int m = 0; m < steps; m += STEPS) {
+      copies_done<STAGES - 2>();
+      __syncthreads();  // this piece has come for all, and nobody needs the one before it
+      int free = now ? now - 1 : STAGES - 1;
+      ASK(staged[free])
       if (m + STEPS <= steps) {
 #pragma unroll
         for (int n = 0; n < STEPS; n++) step(staged[now], n, warp, q, j, acc);
       } else {  // the zero tail takes part as far as there are pieces of 64, and no further
         for (int n = 0; n < steps - m; n++) step(staged[now], n, warp, q, j, acc);
       }
-      put(staged[now ^ 1], next, warp, c);
-      __syncthreads();
+      now = now + 1 < STAGES ? now + 1 : 0;
     }
 #pragma unroll
     for (int r = 0; r < EACH; r++)
 #pragma unroll
       for (int t = 0; t < EACH; t++) sum[r][t] = k ? add(sum[r][t], acc[r][t]) : acc[r][t];
   }
-  int mine = blockIdx.x * ROWS + EACH * warp + j;
-  float b = bias && mine < rows ? bias[mine] : 0.f;
+  row += EACH * warp + j;
+  float b = bias && row < rows ? bias[row] : 0.f;
 #pragma unroll
   for (int t = 0; t < EACH; t++) {
     float parts[EACH];
 #pragma unroll
     for (int r = 0; r < EACH; r++) parts[r] = sum[r][t];
     float total = fold_turned(parts, j);
-    int to = blockIdx.y * TOKENS + 4 * t + q;
-    if (mine < rows && to < tokens) out[(size_t)to * rows + mine] = bias ? add(total, b) : total;
+    int to = token + 4 * t + q;
+    if (row < rows && to < tokens) out[(size_t)to * rows + row] = bias ? add(total, b) : total;
   }
 }
 #endif

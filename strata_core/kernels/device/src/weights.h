@@ -290,12 +290,15 @@ DEV float4 four_values(const u8* row, int i) {
 }
 
 struct F32 {
+  static const int BYTES = 4;
   DEV static float at(const u8* row, int i) { return ((const float*)row)[i]; }
 };
 struct F16 {
+  static const int BYTES = 2;
   DEV static float at(const u8* row, int i) { return half_of(((const u16*)row)[i]); }
 };
 struct BF16 {
+  static const int BYTES = 2;
   DEV static float at(const u8* row, int i) { return float_of((u32)((const u16*)row)[i] << 16); }
 };
 
