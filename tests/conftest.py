@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +25,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 CACHE_VARIABLE = "LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME"
 SESSION = pytest.StashKey[Path]()
+BYTECODE = pytest.StashKey[Path]()
 
 # How long an example takes says how busy the machine is, not whether the property holds.
 settings.register_profile("strata", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     What a start learns (profiles, rates, limits) would otherwise reach later tests, and the user's
     own starts. On macOS the folder has no variable and stays the user's.
     """
+    _keep_bytecode(config)
     users = cache_folder()
     own = Path(tempfile.mkdtemp(prefix="strata-tests-"))
     config.stash[SESSION] = own
@@ -46,9 +50,23 @@ def pytest_configure(config: pytest.Config) -> None:
             (own / "strata" / "kernels").symlink_to(users / "kernels")
 
 
+def _keep_bytecode(config: pytest.Config) -> None:
+    """Where no bytecode may be written beside the sources, keep it in a folder of the run.
+
+    Hundreds of processes that tests start would otherwise compile all that they import, each anew.
+    The workers of a run find the variables set and share the folder.
+    """
+    if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        folder = config.stash[BYTECODE] = Path(tempfile.mkdtemp(prefix="strata-bytecode-"))
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
+        del os.environ["PYTHONDONTWRITEBYTECODE"]
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the run's cache folder; the link in it is not followed."""
+    """Remove the run's folders; the link in the one of the cache is not followed."""
     shutil.rmtree(config.stash[SESSION], ignore_errors=True)
+    if BYTECODE in config.stash:
+        shutil.rmtree(config.stash[BYTECODE], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +108,36 @@ def make_machine():
         return recorded_pc({"module:llvmlite": True} if observed is None else observed, **facts)
 
     return make
+
+
+@pytest.fixture
+def units(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], float]], None]:
+    """Matrix units for simulated devices, whose attention is the CPU's times what a call gives."""
+    import numpy as np
+
+    from strata_core.memory.address import bytes_at
+    from strata_core.testing.sim import hardware, prompt_kernels
+
+    init = hardware.SimHardware.__init__
+
+    def with_units(self: Any, *args: Any, **given: Any) -> None:
+        init(self, *args, **{**given, "matrix": True})
+
+    def have(shift: Callable[[], float]) -> None:
+        def kernel(kernels: Any, a: Any, kv: str, head_dim: int) -> Callable[[], None]:
+            plain = prompt_kernels.PROMPT_KERNELS["prompt_attention"](kernels, a, kv, head_dim)
+
+            def ready() -> None:
+                plain()
+                nbytes = 4 * a.tokens * a.kv_heads * a.group * head_dim
+                bytes_at(a.out, nbytes).view(np.float32)[:] *= np.float32(shift())
+
+            return ready
+
+        monkeypatch.setattr(hardware.SimHardware, "__init__", with_units)
+        monkeypatch.setitem(prompt_kernels.PROMPT_KERNELS, "matrix_attention", kernel)
+
+    return have
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

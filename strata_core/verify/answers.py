@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import field, frozen
 
+from strata_core.engine.messages import Finished
 from strata_core.engine.step import prompt_class
 from strata_core.interfaces import Capabilities
 from strata_core.plan.actual import Actual
@@ -32,6 +34,12 @@ class Answer:
     logits: str
     tokens: str
 
+    @classmethod
+    def of(cls, done: Finished) -> Answer:
+        """That of a request which has ended well."""
+        tokens = hashlib.sha256(np.array(done.token_ids, "<i4").tobytes()).hexdigest()
+        return cls(done.first_logits_sha256, tokens)
+
 
 @frozen(kw_only=True)
 class Run:
@@ -50,6 +58,23 @@ class Run:
     own: frozenset[str] = frozenset()
     degradations: tuple[str, ...] = ()
     seconds: float = 0.0
+
+
+class Expected:
+    """What runs have to answer: as a reference, or as the backend's own first run.
+
+    The latter goes for the prompts whose bits are the backend's own, and is taken from the first
+    run that is looked at. Not for several threads.
+    """
+
+    def __init__(self, reference: Mapping[str, Answer]) -> None:
+        self._wanted, self._known = dict(reference), set[str]()
+
+    def wrong(self, answers: Mapping[str, Answer], own: frozenset[str]) -> tuple[str, ...]:
+        """Names of the prompts that were answered otherwise; `own` are the backend's own ones."""
+        self._wanted |= {name: answers[name] for name in own - self._known}
+        self._known |= own
+        return tuple(name for name, answer in self._wanted.items() if answers[name] != answer)
 
 
 def prompts_of(vocabulary: int, context: int, *, long: bool = False) -> tuple[Prompt, ...]:

@@ -8,13 +8,11 @@ gives the same, but never did what it is about, is idle: it proves nothing.
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 from attrs import evolve, frozen
 
 from strata_core.api import load, make_plan
@@ -32,7 +30,15 @@ from strata_core.plan.sizes import EXPERTS
 from strata_core.plugins import load_plugins
 from strata_core.setting_table import SETTINGS
 from strata_core.sources.tier_sizes import placings
-from strata_core.verify.answers import TOKENS, Answer, Prompt, Run, own_answers, prompts_of
+from strata_core.verify.answers import (
+    TOKENS,
+    Answer,
+    Expected,
+    Prompt,
+    Run,
+    own_answers,
+    prompts_of,
+)
 from strata_core.verify.ways import Model, Way
 
 REFERENCE = "cpu"
@@ -123,8 +129,7 @@ def run(
                     raise _Late
                 done = event
             assert isinstance(done, Finished), "a request that does not fail ends so"
-            tokens = hashlib.sha256(np.array(done.token_ids, "<i4").tobytes()).hexdigest()
-            answers[prompt.name] = Answer(done.first_logits_sha256, tokens)
+            answers[prompt.name] = Answer.of(done)
         counters, actual, reads = loaded.counters, loaded.beside.actual, loaded.reads
         lanes, able = loaded.lanes or {}, loaded.capabilities
         degradations = tuple(item.what for item in loaded.degradations)
@@ -285,16 +290,13 @@ def _outcomes(
     progress: Progress | None,
 ) -> Iterator[Outcome]:
     """Each way's row. Prompts in an order of the backend's own are compared with its first way."""
-    wanted = dict(expected.answers)
-    known: set[str] = set()
+    wanted = Expected(expected.answers)
     for way in ways:
         if late():
             yield Outcome(way=way, verdict="skipped", note="the time was over before its turn")
             continue
         found = _found(asked, way, late, progress)
         if isinstance(found, Run):
-            wanted |= {name: found.answers[name] for name in found.own - known}
-            known |= found.own
             found = _compared(asked, way, wanted, found)
         yield found
 
@@ -324,9 +326,8 @@ def _found(
         return Outcome(way=way, verdict="failed", note=_said(error))
 
 
-def _compared(asked: Subject, way: Way, wanted: Mapping[str, Answer], found: Run) -> Outcome:
-    wrong = [name for name, answer in wanted.items() if found.answers[name] != answer]
-    if wrong:
+def _compared(asked: Subject, way: Way, wanted: Expected, found: Run) -> Outcome:
+    if wrong := wanted.wrong(found.answers, found.own):
         note = f"other logits or tokens for: {', '.join(wrong)}"
         if own := [name for name in wrong if name in found.own]:
             note += f"; than in the first way for: {', '.join(own)}"

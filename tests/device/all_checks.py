@@ -12,8 +12,10 @@ allocation, and the settings that refuse), `golden` (the self-test's rows of eve
 `racecheck` (compute-sanitizer over a tiny model in `stepped` mode), `hip` (the HIP plugin on this
 device, where hip-python is installed), and behind the others, alone, `failures` (interrupts, traps,
 memory that goes in mid-prompt), `memory` and `hip`.
-Several run at once. What each says goes to FOLDER/NAME.log; the summary has its last line. Begins
-nothing after --seconds, and ends what still runs. Leaves with 1 where anything failed or was left.
+Several run at once. What each says goes to FOLDER/NAME.log; the summary has its last line. A check
+of a model that is not in MODELS is skipped, one of several leaves it out, and both say so. Begins
+nothing after --seconds, and ends what still runs. Leaves with 1 where anything failed or was left,
+or nothing ran.
 
 `--backend sim` tries all of it that needs no device.
 """
@@ -40,11 +42,10 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT)]
 
 from entry_points import environment  # noqa: E402
+from reference_models import kjv, missing, there, tiny  # noqa: E402
 
 from strata_core.setting_table import BY_KEY  # noqa: E402
 
-KJV = ("kjv-Q4_K_M.gguf", "kjv-Q8_0.gguf", "kjv-Q4_0.gguf", "kjv-MXFP4.gguf", "")
-TINY = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral")
 CHECKED = "qwen3_moe"
 """The tiny model that the sanitizer watches."""
 
@@ -57,13 +58,15 @@ THREADS = 4
 class Check:
     """A command, the seconds that it may take, and why it cannot be run ("": it can).
 
-    `alone`: it takes or measures the whole device, so that nothing may run beside it.
+    `alone`: it takes or measures the whole device, so that nothing may run beside it. `left_out`
+    are models that are not there and that the command therefore does not name ("": none).
     """
 
     name: str
     command: tuple[str, ...]
     limit: float = 300.0
     missing: str = ""
+    left_out: str = ""
     alone: bool = False
 
 
@@ -82,13 +85,7 @@ class Result:
         return self.word in ("ok", "skipped")
 
     def __str__(self) -> str:
-        return f"{self.check.name:28} {self.word:12} {self.seconds:6.1f} s  {self.last[:120]}"
-
-
-def models_of(folder: Path) -> Iterator[Path]:
-    """The models of both kinds; "" is the hub's folder."""
-    yield from (folder / "kjv-moe" / name for name in KJV)
-    yield from (folder / "tiny" / name for name in TINY)
+        return f"{self.check.name:28} {self.word:12} {self.seconds:6.1f} s  {self.last[:240]}"
 
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:
@@ -105,30 +102,54 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     on = ("--on", "host", "--only", "add") if no_device else ()
     yield Check(name="kernels", command=(python, str(HERE / "check_kernels.py"), *cache, *on))
     matrix = ("--matrix",) if asked.matrix else ()
-    for model in models_of(asked.models):
+    for model in (*kjv(asked.models), *tiny(asked.models)):
         command = (python, str(HERE / "identity.py"), "--backend", backend, str(model), *matrix)
         limit = 400.0 if asked.matrix else 150.0
         more = ("--seconds", f"{limit - 10:g}")
-        yield Check(name=f"identity {model.name}", command=(*command, *more), limit=limit)
+        yield Check(
+            name=f"identity {model.name}",
+            command=(*command, *more),
+            limit=limit,
+            missing=missing(model),
+        )
     yield from _tools(asked, no_device)
-    kjv = [str(model) for model in models_of(asked.models) if model.parent.name != "tiny"]
-    closeness = (python, str(ROOT / "tests/model/closeness.py"), *kjv, "--given", "--kv", "fp16")
-    yield Check(name="closeness", command=(*closeness, "--backend", backend), limit=200)
-    refusals = (python, str(HERE / "device_refusals.py"), str(asked.models / "tiny" / CHECKED))
-    yield Check(name="refusals", command=(*refusals, "--backend", backend), limit=240)
+    yield _closeness(asked)
+    small = asked.models / "tiny" / CHECKED
+    refusals = (python, str(HERE / "device_refusals.py"), str(small), "--backend", backend)
+    yield Check(name="refusals", command=refusals, limit=240, missing=missing(small))
     yield from _ends(asked, cache)
     memory = (python, str(HERE / "check_memory.py"), "--gib", "4")
     yield Check(name="memory", command=memory, limit=120, missing=no_device, alone=True)
     hip = (python, str(HERE / "check_hip.py"), "quick", str(asked.models))
     found = find_spec("rocm") or find_spec("hip")
     none = no_device or ("" if found else "hip-python is not installed")
-    yield Check(name="hip", command=hip, limit=150, missing=none, alone=True)
+    present, left_out = there([*kjv(asked.models), *tiny(asked.models)])
+    none = none or ("" if present else left_out)
+    yield Check(name="hip", command=hip, limit=150, missing=none, left_out=left_out, alone=True)
+
+
+def _closeness(asked: argparse.Namespace) -> Check:
+    """Logits of the kjv-moe models that are there against the oracle beside them."""
+    present, left_out = there(kjv(asked.models))
+    oracle = asked.models / "kjv-moe" / "reference.npz"
+    none = "" if oracle.is_file() else f"{oracle.parent.name}/{oracle.name} is not there"
+    return Check(
+        name="closeness",
+        command=(
+            *(sys.executable, str(ROOT / "tests/model/closeness.py"), *map(str, present)),
+            *("--given", "--kv", "fp16", "--backend", asked.backend),
+        ),
+        limit=200,
+        missing=none or ("" if present else left_out),
+        left_out=left_out,
+    )
 
 
 def _ends(asked: argparse.Namespace, cache: tuple[str, ...]) -> Iterator[Check]:
     """Golden rows, the device as its own helper, what goes wrong, and what is not page-locked."""
     on = ("--backend", asked.backend)
-    model = str(asked.models / "kjv-moe" / "kjv-Q4_0.gguf")
+    used = asked.models / "kjv-moe" / "kjv-Q4_0.gguf"
+    model = str(used)
     programs = {
         "golden": ("check_golden.py", "--on", asked.backend, *cache),
         "helper": ("two_logical.py", model, *on),
@@ -137,13 +158,15 @@ def _ends(asked: argparse.Namespace, cache: tuple[str, ...]) -> Iterator[Check]:
     }
     for name, (program, *arguments) in programs.items():
         command = (sys.executable, str(HERE / program), *arguments)
-        yield Check(name=name, command=command, limit=240, alone=name == "failures")
+        none = missing(used) if model in arguments else ""
+        yield Check(name=name, command=command, limit=240, missing=none, alone=name == "failures")
 
 
 def _tools(asked: argparse.Namespace, no_device: str) -> Iterator[Check]:
     """compute-sanitizer over a few rounds that all lanes take part in, launched by segments."""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     none = no_device or ("" if Path(tool).exists() else "compute-sanitizer is not installed")
+    none = none or missing(asked.models / "tiny" / CHECKED)
     stepped = ("--dispatch", "stepped") if "dispatch" in BY_KEY else ()
     rounds = (
         *(sys.executable, "-m", "strata_core", "generate", str(asked.models / "tiny" / CHECKED)),
@@ -177,7 +200,8 @@ def run(check: Check, until: float, folder: Path, given: dict[str, str]) -> Resu
             process.wait()
             word = "OUT OF TIME"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    result = Result(check, word, time.monotonic() - began, _last(lines))
+    said = "; ".join(filter(None, (_last(lines), check.left_out)))
+    result = Result(check, word, time.monotonic() - began, said)
     print(result, flush=True)
     return result
 
@@ -186,6 +210,18 @@ def _last(lines: Sequence[str]) -> str:
     """What a program said last; of the sanitizer its summary."""
     summaries = [line for line in lines if "SUMMARY" in line]
     return (summaries or list(lines) or [""])[-1].strip()
+
+
+def summed(results: Sequence[Result]) -> Iterator[str]:
+    """How many went well, did not, and were skipped or saw no more than some of the models."""
+    bad = [result.check.name for result in results if not result.good]
+    skipped = [result.check.name for result in results if result.word == "skipped"]
+    partly = [r.check.name for r in results if r.check.left_out and r.word != "skipped"]
+    ran = len(results) - len(skipped)
+    yield f"{ran - len(bad)} of {ran} good; not: {', '.join(bad) or 'none'}"
+    yield f"{len(skipped)} skipped: {', '.join(skipped) or 'none'}"
+    if partly:
+        yield f"models left out of: {', '.join(partly)}"
 
 
 def main() -> int:
@@ -211,9 +247,9 @@ def main() -> int:
         results = list(pool.map(lambda check: run(check, until, folder, given), beside))
     results += [run(check, until, folder, given) for check in wanted if check.alone]
     print("\n## Summary", *results, sep="\n")
-    bad = [result.check.name for result in results if not result.good]
-    print(f"{len(results) - len(bad)} of {len(results)} good; not: {', '.join(bad) or 'none'}")
-    return 1 if bad else 0
+    print(*summed(results), sep="\n")
+    ran = any(result.word == "ok" for result in results)
+    return 0 if ran and all(result.good for result in results) else 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -233,6 +233,21 @@ def wsl_offer(backend: str, catalogue: Catalogue) -> Offer[AllocatorRecord]:
         record, serves=(backend,), supersedes=tuple(usual), probe=lambda _machine: Usable()
     )
     return Offer(made, "strata-wsl", "0")
+
+
+def own_order_of(models: Iterable[Sequence[Collection[str]]], first: str) -> str:
+    """What prompts in an order of the backend's own were compared with; "" where there are none.
+
+    For each model, for each of its runs the names of such prompts; `first` is what the first run of
+    a model is called.
+    """
+    runs = [[own for own in model if own] for model in models]
+    names = sorted({name for model in runs for own in model for name in own})
+    if not names:
+        return ""
+    alone = any(len(model) == 1 for model in runs)
+    which = f"that of {first}" if not alone else f"that of {first}, WHICH RAN ALONE"
+    return f" (prompt {', '.join(names)}, in an order of its own: {which})"
 
 
 @contextmanager

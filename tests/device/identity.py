@@ -17,8 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "plugins/hip")]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "plugins/hip")]
+
+from harness import own_order_of  # noqa: E402
 
 from strata_core.config import resolve_arguments  # noqa: E402
 from strata_core.verify.identity import Outcome, prove, subject  # noqa: E402
@@ -70,16 +73,16 @@ def main() -> int:
     lines = [line for model in asked.models for line in check(model, asked)]
     if asked.json:
         asked.json.write_text(json.dumps(lines, indent=1))
+    names = {path.name for path in asked.models}
     ran = [line for line in lines if line["verdict"] != "skipped"]
     equal = [line for line in ran if line["verdict"] == "equal"]
     wrong = [line for line in ran if line["verdict"] not in ("equal", "idle")]
+    own = [[line["own_order"] for line in ran if line["model"] == name] for name in names]
     print(
-        f"{len(equal)} of {len(ran)} ways equal the CPU's bits; {len(lines) - len(ran)} skipped, "
-        f"{len(ran) - len(equal) - len(wrong)} idle"
+        f"{len(equal)} of {len(ran)} ways equal the CPU's bits{own_order_of(own, 'the first way')};"
+        f" {len(lines) - len(ran)} skipped, {len(ran) - len(equal) - len(wrong)} idle"
     )
-    if own := sorted({name for line in ran for name in line["own_order"]}):
-        print(f"prompts {', '.join(own)}: in an order of its own, compared with its first way")
-    unproven = {path.name for path in asked.models} - {line["model"] for line in equal}
+    unproven = names - {line["model"] for line in equal}
     return 1 if wrong or unproven else 0
 
 

@@ -1,19 +1,21 @@
 """Page-locking that is refused: every path of the resident experts on a device, with one hash.
 
     python tests/device/refusals.py MODEL [--backend cuda|hip|sim] [--only NAME] [--seconds N]
+        [--exact-prompt]
 
 Each case is a start of the model with its resident experts (`--resident-experts auto`) and half of
 its experts in slots, under STRATA_TEST_COMPLEMENT_REFUSE, STRATA_COMPLEMENT_PIN_GIB at `all`, a
 number and 0, or a driver that pins 1 GiB in all, in the plain order and in that of strata-wsl; and
-the two at once. A line for each: the path that was taken, the hash, or the error. Leaves with 1
-where a hash is not the CPU backend's, a path is another than its case is about, an error lacks a
-line, or anything is left. Nothing is begun after --seconds; what is left out is counted.
+the two at once. A line for each: the path that was taken, the hashes of a short and of a long
+prompt, or the error. Leaves with 1 where an answer is not the CPU backend's, a path is another than
+its case is about, an error lacks a line, or anything is left. A long prompt that the backend sums
+in an order of its own is compared with the first case's; with --exact-prompt, with the CPU's.
+Nothing is begun after --seconds; what is left out is counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import sys
 import time
@@ -25,16 +27,17 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import numpy as np
 from attrs import field, frozen
 from failures import left_of
-from harness import MIB, PinsLittle, installed
+from harness import MIB, PinsLittle, installed, own_order_of
 
 from strata_core import api
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.errors import StrataError
+from strata_core.verify.answers import Answer, Expected, Prompt, own_answers
 
 IDS = tuple((7 * n + 5) % 200 + 3 for n in range(150))
+PROMPTS = (Prompt(name="short", ids=IDS[:40]), Prompt(name="long", ids=IDS))
 TOKENS = 16
 GIB = 1 << 30
 
@@ -56,9 +59,13 @@ class Case:
 
 @frozen(kw_only=True)
 class End:
-    """What came of it; `others` are bytes of pins besides those of the experts."""
+    """What came of it; `others` are bytes of pins besides those of the experts.
 
-    answer: str = ""
+    `own` names the prompts whose bits are the backend's own.
+    """
+
+    answers: Mapping[str, Answer] = field(factory=dict)
+    own: frozenset[str] = frozenset()
     paths: tuple[str, ...] = ()
     degraded: int = 0
     error: StrataError | None = None
@@ -112,11 +119,10 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
         yield
 
 
-def answer_of(model: Any) -> str:
-    """The hash of the first logits and of the tokens."""
-    last = list(model.generate(IDS, max_tokens=TOKENS, ignore_eos=True))[-1]
-    tokens = np.array(last.token_ids, "<i4").tobytes()
-    return f"{last.first_logits_sha256[:16]} {hashlib.sha256(tokens).hexdigest()[:8]}"
+def answers_of(model: Any) -> dict[str, Answer]:
+    """What a model answers to each prompt."""
+    ends = (list(model.generate(p.ids, max_tokens=TOKENS, ignore_eos=True))[-1] for p in PROMPTS)
+    return {prompt.name: Answer.of(end) for prompt, end in zip(PROMPTS, ends, strict=True)}
 
 
 def start(asked: argparse.Namespace, case: Case, experts: int, folder: Path) -> End:
@@ -137,6 +143,7 @@ def start(asked: argparse.Namespace, case: Case, experts: int, folder: Path) -> 
         "expert_cache": experts // 2,
         "max_context": 256,
         "adapt_every": 0,
+        "exact_prompt": asked.exact_prompt,
     }
     for remembered in folder.glob("pins-*.json"):
         remembered.unlink()  # what another case's driver pinned
@@ -144,7 +151,10 @@ def start(asked: argparse.Namespace, case: Case, experts: int, folder: Path) -> 
     with environment(case.environment), installed(asked.backend, wrap, wsl=case.wsl) as made:
         try:
             with api.load(asked.model, **options) as model:
-                found["answer"] = answer_of(model)
+                found["answers"] = answers_of(model)
+                found["own"] = own_answers(
+                    PROMPTS, model.capabilities, exact_prompt=asked.exact_prompt
+                )
                 found["allocator"] = next(s.name for s in model.selections if s.role == "allocator")
                 found["paths"] = model.beside.actual.paths
                 found["degraded"] = len(model.degradations)
@@ -156,7 +166,7 @@ def start(asked: argparse.Namespace, case: Case, experts: int, folder: Path) -> 
     return End(**found, left=left, seconds=time.monotonic() - began)
 
 
-def judged(case: Case, end: End, wanted: str) -> list[str]:
+def judged(case: Case, end: End, wanted: Expected) -> list[str]:
     """What is otherwise than it should be."""
     wrong = list(end.left)
     if end.error is not None:
@@ -165,8 +175,9 @@ def judged(case: Case, end: End, wanted: str) -> list[str]:
         if not (end.error.what and end.error.why and end.error.remedy):
             wrong.append("an error that lacks a line")
         return wrong
-    if end.answer != wanted:
-        wrong.append(f"another hash than the CPU's, {wanted}")
+    for name in wanted.wrong(end.answers, end.own):
+        whose = "the first case's" if name in end.own else "the CPU's"
+        wrong.append(f"another answer than {whose} for the {name} prompt")
     if (end.allocator == "wsl") != case.wsl:
         wrong.append(f"the allocator is {end.allocator}")
     if not end.paths:
@@ -176,6 +187,12 @@ def judged(case: Case, end: End, wanted: str) -> list[str]:
     return wrong
 
 
+def shown(answers: Mapping[str, Answer]) -> str:
+    """The hashes of the first logits, prompt by prompt."""
+    text = ", ".join(f"{name} {answer.logits[:16]}" for name, answer in answers.items())
+    return f"{text or 'refused':40}"
+
+
 def main() -> int:
     """Every case in turn."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -183,6 +200,7 @@ def main() -> int:
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--exact-prompt", action="store_true", help="as the CPU, whatever length")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/strata-check")
     asked = parser.parse_args()
     asked.cache.mkdir(parents=True, exist_ok=True)
@@ -191,8 +209,10 @@ def main() -> int:
     nbytes = sum(count * layout.nbytes for layout in layouts.values()) // 2
     checkpoint.close()
     with api.load(asked.model, backend="cpu", max_context=256) as model:
-        wanted = answer_of(model)
-    print(f"--backend cpu: {wanted}; about {nbytes / MIB:.1f} MiB of experts stay in host memory")
+        answers = answers_of(model)
+    wanted, own = Expected(answers), list[frozenset[str]]()
+    print(f"{'--backend cpu':38} {shown(answers)}")
+    print(f"about {nbytes / MIB:.1f} MiB of experts stay in host memory", flush=True)
     until, failed, skipped = time.monotonic() + asked.seconds, 0, 0
     queue = [FIRST]
     while queue:
@@ -206,11 +226,15 @@ def main() -> int:
             queue += [each for each in further if asked.only in each.name]
         wrong = judged(case, end, wanted)
         failed += bool(wrong)
+        own += [end.own] if end.answers else []
         what = " | ".join(str(end.error).splitlines()) if end.error else "; ".join(end.paths)
         say = "; ".join(wrong) if wrong else "as it should be"
-        print(f"{case.name:38} {end.seconds:5.1f} s {end.answer or 'refused':25} {say}\n    {what}",
+        print(f"{case.name:38} {shown(end.answers)} {end.seconds:5.1f} s {say}\n    {what}",
               flush=True)  # fmt: skip
-    print(f"{failed} cases ended otherwise than they should, {skipped} were left out")
+    print(
+        f"{failed} cases ended otherwise than they should, {skipped} were left out"
+        f"{own_order_of([own], 'the first case')}"
+    )
     return 1 if failed or skipped else 0
 
 

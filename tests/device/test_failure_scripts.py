@@ -8,6 +8,7 @@ import sys
 import check_golden
 import failures
 import harness
+import long_prompt
 import pytest
 import refusals
 import two_logical
@@ -17,6 +18,7 @@ from strata_core.errors import DeviceError, Refused, StrataError
 from strata_core.runtime import Runtime
 from strata_core.testing.sim import SimHardware, SimRuntime
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
+from strata_core.verify.answers import Answer, Expected
 
 MIB = 1 << 20
 
@@ -88,15 +90,16 @@ def test_a_driver_pins_what_a_lens_says():
 # programs
 
 
-def test_golden_rows_of_a_type(program, tmp_path, monkeypatch):
-    code, out = program(check_golden, "--on", "sim", "--types", "Q8_0", "--cache", tmp_path)
+def test_golden_rows_of_a_type(program, compiled_kernels, monkeypatch):
+    given = ("--on", "sim", "--types", "Q8_0", "--cache", compiled_kernels)
+    code, out = program(check_golden, *given)
     assert code == 0
     assert f"Q8_0     {len(check_golden.keys_of('Q8_0'))} kernels, " in out
     assert "ms: equal" in out
     real = check_golden.HostKernels.mapping
     silent = lambda self: {**real(self), "down": lambda *_: None}  # noqa: E731
     monkeypatch.setattr(check_golden.HostKernels, "mapping", silent)
-    code, out = program(check_golden, "--on", "sim", "--types", "Q8_0", "--cache", tmp_path)
+    code, out = program(check_golden, *given)
     assert code == 1
     assert out.count("other bits came from down Q8_0 (first in row 0 of token 0)") == 2
 
@@ -104,12 +107,13 @@ def test_golden_rows_of_a_type(program, tmp_path, monkeypatch):
 def test_a_device_helps_itself(program, model):
     code, out = program(two_logical, model, "--backend", "sim")
     assert code == 0
-    assert "1 of 1 ways equal the CPU's bits, 0 do not" in out
+    assert "2 of 2 ways equal the CPU's bits, 0 do not" in out
     assert "helper " in out
 
 
-def test_a_refused_path_is_told(program, model, tmp_path):
-    given = (model, "--backend", "sim", "--cache", tmp_path, "--only", "pins for a layer, plain")
+def test_a_refused_path_is_told(program, model, compiled_kernels):
+    given = (model, "--backend", "sim", "--cache", compiled_kernels.parent)
+    given += ("--only", "pins for a layer, plain")
     code, out = program(refusals, *given)
     assert code == 0, out
     assert "0 cases ended otherwise" in out
@@ -117,21 +121,29 @@ def test_a_refused_path_is_told(program, model, tmp_path):
 
 
 def test_what_is_otherwise_than_a_case_says():
+    answer, other = Answer("x", "y"), Answer("z", "y")
+    wanted = Expected({"short": answer, "long": answer})
     case = refusals.Case(name="a", path="pinned")
-    good = refusals.End(answer="x", paths=("experts: pinned",))
-    assert refusals.judged(case, good, "x") == []
+    good = refusals.End(answers={"short": answer, "long": answer}, paths=("experts: pinned",))
+    assert refusals.judged(case, good, wanted) == []
     for end in (
-        evolve(good, answer="y"),
+        evolve(good, answers={"short": other, "long": answer}),
+        evolve(good, answers={"short": answer, "long": other}),
         evolve(good, paths=()),
         evolve(good, paths=("experts: locked",)),
         evolve(good, left=("a claim",)),
         evolve(good, allocator="wsl"),
         refusals.End(error=StrataError("what", "why", "do")),
     ):
-        assert refusals.judged(case, end, "x")
+        assert refusals.judged(case, end, wanted)
+    # a prompt in an order of the backend's own has to be the first case's
+    own = evolve(good, answers={"short": answer, "long": other}, own=frozenset({"long"}))
+    assert refusals.judged(case, own, wanted) == []
+    later = refusals.judged(case, evolve(own, answers=good.answers), wanted)
+    assert later == ["another answer than the first case's for the long prompt"]
     allowed = evolve(case, refused=True)
-    assert refusals.judged(allowed, refusals.End(error=DeviceError("a", "b", "c")), "x") == []
-    assert refusals.judged(allowed, refusals.End(error=DeviceError("a")), "x")
+    assert refusals.judged(allowed, refusals.End(error=DeviceError("a", "b", "c")), wanted) == []
+    assert refusals.judged(allowed, refusals.End(error=DeviceError("a")), wanted)
 
 
 def test_a_trap_ends_a_start(program, model):
@@ -158,3 +170,24 @@ def test_how_a_child_may_end():
     for change in worse:
         text = json.dumps({**found, **change})
         assert failures.judged("eaten", end(0, text))
+
+
+def test_a_long_prompt_is_compared_between_ways(program, model, monkeypatch):
+    chosen = ("-p", 150, "--backend", "sim", "--only", "all in slots", "none, chunks")
+    code, text = program(long_prompt, model, *chosen)
+    assert (code, text.splitlines()[-1]) == (0, "2 ways, all equal; 0 did not run")
+    assert "vram0" in text
+    found = long_prompt.ways
+
+    def other(experts, nbytes):
+        return {**found(experts, nbytes), "all in slots": {"expert_cache": experts, "kv": "int8"}}
+
+    monkeypatch.setattr(long_prompt, "ways", other)
+    code, text = program(long_prompt, model, *chosen)
+    assert (code, text.splitlines()[-1]) == (1, "2 ways, NOT EQUAL; 0 did not run")
+
+
+def test_a_long_prompt_that_does_not_fit_a_way_is_told(program, model):
+    code, text = program(long_prompt, model, "-p", 10**6, "--backend", "sim", "--only", "none")
+    assert code == 1
+    assert text.splitlines()[-1].endswith("did not run")

@@ -8,8 +8,11 @@ FOLDER holds kjv-moe/ and tiny/: five variants of the one, four architectures of
 the first. With --alike it decodes a third time, on `cuda` without early starts, which HIP does not
 have: that ratio is of like with like and has to be 0.95 or more, and the plain one is shown beside.
 Then for each model the CPU computes the hashes that are expected; a line for each way of placing
-experts says whether both backends give them. Nothing is begun after --seconds: what is left out is
-counted, and then, as where a hash differs or the ratio is below 0.95, it leaves with 1.
+experts says whether both backends give them. Long prompts in an order of a backend's own are
+compared between its own ways; between the backends only where both have such an order for them, and
+a line says which do. Nothing is begun after --seconds: what is left out is counted, and then, as
+where a hash differs or the ratio is below 0.95, it leaves with 1. Models of FOLDER that are not
+there are named and left out.
 """
 
 from __future__ import annotations
@@ -18,15 +21,18 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
-from attrs import frozen
+from attrs import field, frozen
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "plugins/hip")]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(ROOT), str(ROOT / "plugins/cuda"), str(ROOT / "plugins/hip")]
+
+from reference_models import kjv, there, tiny  # noqa: E402
 
 import strata_core  # noqa: E402
 from strata_core.api import Model  # noqa: E402
@@ -34,12 +40,10 @@ from strata_core.checkpoint.open import open_checkpoint  # noqa: E402
 from strata_core.config import resolve_arguments  # noqa: E402
 from strata_core.engine.messages import Finished  # noqa: E402
 from strata_core.errors import StrataError  # noqa: E402
-from strata_core.verify.answers import prompts_of  # noqa: E402
-from strata_core.verify.identity import prove, subject  # noqa: E402
+from strata_core.verify.answers import Answer, prompts_of  # noqa: E402
+from strata_core.verify.identity import Outcome, prove, subject  # noqa: E402
 from strata_core.verify.ways import ways  # noqa: E402
 
-KJV = ("kjv-Q4_K_M.gguf", "kjv-Q8_0.gguf", "kjv-Q4_0.gguf", "kjv-MXFP4.gguf", "")
-TINY = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral")
 WAYS = (
     "arena, cache half", "path 1, cache half", "path 3, cache half", "arena, cache 0",
     "arena, cache all",
@@ -68,20 +72,23 @@ class Ratios:
 
 
 def models_of(folder: Path) -> list[Path]:
-    """The models, both kinds in turn so that a short run sees them; "" is the hub's folder."""
-    kjv = [folder / "kjv-moe" / name for name in KJV]
-    tiny = [folder / "tiny" / name for name in TINY]
-    mixed = [model for pair in zip(kjv, tiny, strict=False) for model in pair]
-    return [*mixed, *kjv[len(tiny) :]]
+    """The models, both kinds in turn so that a short run sees them."""
+    large, small = kjv(folder), tiny(folder)
+    mixed = [model for pair in zip(large, small, strict=False) for model in pair]
+    return [*mixed, *large[len(small) :]]
 
 
 @frozen
 class Cell:
-    """What came of a way on a backend: a verdict in a word, the hash of the first logits, why."""
+    """What came of a way on a backend: a verdict in a word, the hash of the first logits, why.
+
+    `own` are the answers to prompts that it sums in an order of its own.
+    """
 
     verdict: str
     logits: str = ""
     note: str = ""
+    own: Mapping[str, Answer] = field(factory=dict)
 
     def __str__(self) -> str:
         if self.verdict == "equal":
@@ -105,7 +112,19 @@ def cells(model: Path, backend: str, until: float) -> dict[str, Cell]:
         late = time.monotonic() > until
         note = LATE if late else " ".join(str(problem).split())
         return dict.fromkeys(WAYS, Cell("skipped" if late else "failed", note=note))
-    return {str(row.way): Cell(row.verdict, row.logits[:16], row.note) for row in rows}
+    return {str(row.way): _cell(row) for row in rows}
+
+
+def _cell(row: Outcome) -> Cell:
+    own = {name: row.run.answers[name] for name in row.run.own} if row.run else {}
+    return Cell(row.verdict, row.logits[:16], row.note, own)
+
+
+def differ(row: Sequence[Cell]) -> list[str]:
+    """In what the backends differ: the first logits, or prompts that all sum in their own order."""
+    found = ["the first logits"] if len({cell.logits for cell in row}) > 1 else []
+    shared = set.intersection(*({*cell.own} for cell in row))
+    return found + sorted(n for n in shared if len({cell.own[n] for cell in row}) > 1)
 
 
 def identity(models: Sequence[Path], backends: Sequence[str], until: float) -> tuple[int, int]:
@@ -119,13 +138,18 @@ def identity(models: Sequence[Path], backends: Sequence[str], until: float) -> t
             row = [found[backend].get(way, Cell("missing")) for backend in backends]
             verdicts = {cell.verdict for cell in row}
             logits = sorted({cell.logits for cell in row})
+            told = ", ".join(f"{b} {cell}" for b, cell in zip(backends, row, strict=True))
             if "skipped" in verdicts:
                 left += 1
-            elif not verdicts <= {"equal", "idle"} or len(logits) > 1:
+            elif apart := differ(row):
                 different += 1
-            told = ", ".join(f"{b} {cell}" for b, cell in zip(backends, row, strict=True))
+                told += f", APART in {', '.join(apart)}"
+            elif not verdicts <= {"equal", "idle"}:
+                different += 1
             print(f"{name:24} {way:19} {'/'.join(logits):16} {told}", flush=True)
-        print(f"{name:24} in {time.monotonic() - begin:.1f} s", flush=True)
+        own = [b for b in backends if any(cell.own for cell in found[b].values())]
+        orders = f"; prompts in an order of its own: {', '.join(own)}" if own else ""
+        print(f"{name:24} in {time.monotonic() - begin:.1f} s{orders}", flush=True)
     return different, left
 
 
@@ -182,9 +206,14 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", type=Path, help="instead of the folder's")
     asked = parser.parse_args()
     until = time.monotonic() + asked.seconds
-    models = asked.models or models_of(asked.folder)
+    models, left_out = (asked.models, "") if asked.models else there(models_of(asked.folder))
+    if not models:
+        print(left_out)
+        return 1
     ratios = speed(asked.speed or models[0], asked.backends, until, alike=asked.alike)
     different, left = identity(models, asked.backends, until)
+    if left_out:
+        print(left_out)
     names = " and ".join(asked.backends)
     print(f"{names}: {len(models) * len(WAYS) - left} ways, {different} differ, {left} not reached")
     first, second = asked.backends

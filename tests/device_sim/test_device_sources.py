@@ -83,10 +83,11 @@ def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
     for hardware in machines.values():
         found += logits(lab, checkpoint, build.runtime(hardware))
     assert {"gate_up", "down", "dispatch", "attention", *ON_MATRIX_UNITS} <= names[False]
+    assert "prompt_floats" in names[False]
     assert not names[False] & MATRIX_NAMES
-    # rows of floats (the router's) are multiplied as ever
-    assert {"prompt_linear", *MATRIX_NAMES} <= names[True]
-    assert not names[True] & {"prompt_gate_up", "prompt_down", "prompt_attention"}
+    # rows of floats (the router's) are multiplied alike on both
+    assert {"prompt_floats", *MATRIX_NAMES} <= names[True]
+    assert not names[True] & {"prompt_linear", "prompt_gate_up", "prompt_down", "prompt_attention"}
     cpu = lab.cpu(checkpoint, ids=IDS)
     plain, on_units = (found[i : i + 3] + found[i + 6 : i + 9] for i in (0, 3))
     for each in (*plain, on_units[0], on_units[3]):

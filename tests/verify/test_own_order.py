@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from strata_core.cli.main import main
 from strata_core.config import resolve
-from strata_core.memory.address import bytes_at
-from strata_core.testing.sim import hardware, prompt_kernels
 from strata_core.testing.tiny import tiny_hyper, write_tiny_gguf
 from strata_core.verify.identity import Outcome, prove, subject
 from strata_core.verify.ways import ways
 
 DEVICE = {"backend": "sim", "sim_vram": 0.05, "kv": "fp16", "threads": 1}
-
-Shift = Callable[[], float]
 
 
 @pytest.fixture(scope="module")
@@ -29,31 +24,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("model") / "m.gguf"
     write_tiny_gguf(path, hyper=tiny_hyper(experts=8, layers=2), expert_type="Q4_K")
     return path
-
-
-@pytest.fixture
-def units(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shift], None]:
-    """Matrix units for simulated devices, whose attention is the CPU's times what a call gives."""
-    init = hardware.SimHardware.__init__
-
-    def with_units(self: Any, *args: Any, **given: Any) -> None:
-        init(self, *args, **{**given, "matrix": True})
-
-    def have(shift: Shift) -> None:
-        def kernel(kernels: Any, a: Any, kv: str, head_dim: int) -> Callable[[], None]:
-            plain = prompt_kernels.PROMPT_KERNELS["prompt_attention"](kernels, a, kv, head_dim)
-
-            def ready() -> None:
-                plain()
-                nbytes = 4 * a.tokens * a.kv_heads * a.group * head_dim
-                bytes_at(a.out, nbytes).view(np.float32)[:] *= np.float32(shift())
-
-            return ready
-
-        monkeypatch.setattr(hardware.SimHardware, "__init__", with_units)
-        monkeypatch.setitem(prompt_kernels.PROMPT_KERNELS, "matrix_attention", kernel)
-
-    return have
 
 
 def proven(model: Path, places: int = 3, **more: Any) -> list[Outcome]:

@@ -86,12 +86,7 @@ def compare(
         if number == 1:
             for name, line in commands.items():
                 console.note(f"{name}: {line}")
-        cells = [
-            f"{kind} {pair.strata.tok_s(kind):.2f} / {pair.peer.tok_s(kind):.2f} "
-            f"= {pair.ratio(kind):.3f}"
-            for kind in kinds
-        ]
-        console.note(f"pair {number} of {wanted.pairs}: {', '.join(cells)}")
+        console.note(f"pair {number} of {wanted.pairs}: {_cells(pair, kinds)}")
 
     pairs = take_turns(
         (strata, read_strata),
@@ -227,6 +222,15 @@ def _document(
             for pair in pairs
         ],
     }
+
+
+def _cells(pair: Pair, kinds: Sequence[Kind]) -> str:
+    """A pair's rates and their ratio, run by run."""
+    return ", ".join(
+        f"{kind} {pair.strata.tok_s(kind):.2f} / {pair.peer.tok_s(kind):.2f} "
+        f"= {pair.ratio(kind):.3f}"
+        for kind in kinds
+    )
 
 
 def _text(peer: Peer, document: Mapping[str, Any], kinds: Sequence[Kind]) -> str:

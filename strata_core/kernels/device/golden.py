@@ -26,7 +26,12 @@ from strata_core.kernels.device.layout import (
     inner_bytes,
     record_bytes,
 )
-from strata_core.kernels.device.prompt_table import MATRIX_NAMES, ON_MATRIX_UNITS, within
+from strata_core.kernels.device.prompt_table import (
+    MATRIX_NAMES,
+    OF_FLOATS,
+    ON_MATRIX_UNITS,
+    within,
+)
 from strata_core.kernels.device.table import gate_up_warps, make_launch
 from strata_core.kernels.self_test import (
     COLUMNS,
@@ -357,6 +362,7 @@ _MAKERS: Mapping[str, Callable[..., None]] = {
     **{name: getattr(GoldenWork, f"_{name}") for name in _PLAIN},
     **{name: _of_prompts(name, name) for name in _OF_PROMPTS},
     **{other: _of_prompts(name, other) for name, other in _OF_PROMPTS.items()},
+    **{other: _of_prompts(name, other) for name, other in OF_FLOATS.items()},
 }
 
 TESTED = frozenset({"quantise", *_MAKERS})

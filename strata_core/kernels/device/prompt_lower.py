@@ -10,6 +10,7 @@ from attrs import evolve
 
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.exchange import FRAME, Exchange, Shape, frame_regions
+from strata_core.kernels.device.fuse import fuse, start_early
 from strata_core.kernels.device.layout import (
     STATUS_BYTES,
     WAVE,
@@ -119,7 +120,7 @@ class PromptLowering(Lowering):
         self._add(Copy(self._region("round"), frame.at("round"), frame.nbytes))
         self._add(Fill(self._status(), 0xFF, 4))
         self._lower(head=False)
-        return self.segments
+        return [fuse(segment) for segment in self.segments]
 
     def head(self, first: int) -> list[Item]:
         """The logits of the rows from the `first` wanted one on, and their way to the host."""
@@ -179,7 +180,7 @@ class PromptLowering(Lowering):
             columns=down.columns,
             **shared,
         )
-        return [within(launch, self.places.room) for launch in (inner, last)]
+        return start_early([within(launch, self.places.room) for launch in (inner, last)])
 
     def _spread(self, name: str) -> int:
         entries = self.mode.tokens * self.model.shape.top_k

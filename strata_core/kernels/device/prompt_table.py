@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from strata_core.kernels.cpu.unpack import UNPACK
-from strata_core.kernels.device.entry import DeviceKernel, Geometry, Values, one, over
+from strata_core.kernels.device.entry import DeviceKernel, Geometry, Kind, Values, each, over
 from strata_core.runtime import Launch
 
 PROMPT_ROWS = 32
@@ -26,6 +26,9 @@ PROMPT_ROWS = 32
 
 PROMPT_TILE = 16
 """Tokens that pass a block's rows together."""
+
+FLOAT_ROWS, FLOAT_TOKENS = 64, 32
+"""Rows of floats of one block of `prompt_floats`, and its tokens."""
 
 MATRIX_ROWS = 128
 """Weight rows of a tile of matrix units; of gate and up half of them each."""
@@ -60,6 +63,11 @@ PROMPT_PAIRS = 8
 def _linear(a: Values) -> Geometry:
     tiles = -(-int(a["tokens"]) // PROMPT_TILE)
     return Geometry((-(-int(a["rows"]) // PROMPT_ROWS), tiles, 1), (256, 1, 1))
+
+
+def _floats(a: Values) -> Geometry:
+    tiles = -(-int(a["tokens"]) // FLOAT_TOKENS)
+    return Geometry((-(-int(a["rows"]) // FLOAT_ROWS), tiles, 1), (256, 1, 1))
 
 
 def _grouped(a: Values) -> Geometry:
@@ -130,22 +138,31 @@ def _matrix_attention(a: Values) -> Geometry:
     return Geometry((int(a["kv_heads"]), -(-pairs // ATTENTION_QUERIES), 1), (128, 1, 1))
 
 
+_LINEAR_ARGS: dict[str, Kind] = {
+    "weight": "ptr",
+    "x": "ptr",
+    "out": "ptr",
+    "bias": "ptr",
+    "stride": "i64",
+    "tokens": "i32",
+    "rows": "i32",
+    "columns": "i32",
+}
+
 _PLAIN = (
     DeviceKernel(
         name="prompt_linear",
         parameters=("type",),
-        args={
-            "weight": "ptr",
-            "x": "ptr",
-            "out": "ptr",
-            "bias": "ptr",
-            "stride": "i64",
-            "tokens": "i32",
-            "rows": "i32",
-            "columns": "i32",
-        },
+        args=_LINEAR_ARGS,
         geometry=_linear,
-        summary="as `linear`, for any number of tokens",
+        summary="as `linear`, for any number of tokens and rows that are quantised",
+    ),
+    DeviceKernel(
+        name="prompt_floats",
+        parameters=("type",),
+        args=_LINEAR_ARGS,
+        geometry=_floats,
+        summary="`prompt_linear` of rows of floats",
     ),
     DeviceKernel(
         name="prompt_attention",
@@ -169,7 +186,7 @@ _PLAIN = (
     DeviceKernel(
         name="prompt_group",
         args={"picks": "ptr", "starts": "ptr", "order": "ptr", "count": "i32", "experts": "i32"},
-        geometry=one(1024),
+        geometry=each("experts", threads=512),
         summary="`starts` and `order` of `count` picks, int32",
     ),
     DeviceKernel(
@@ -229,6 +246,9 @@ _PLAIN = (
     ),
 )
 
+OF_FLOATS = {"prompt_linear": "prompt_floats"}
+"""What takes the place of a kernel where rows are floats."""
+
 ON_MATRIX_UNITS = {
     "prompt_linear": ("matrix_linear", _matrix_linear),
     "prompt_gate_up": ("matrix_gate_up", _matrix_gate_up),
@@ -267,7 +287,9 @@ def multiplying(name: str, types: Iterable[str], *, matrix: bool) -> str:
 
     `matrix`: whether the device has matrix units.
     """
-    return ON_MATRIX_UNITS[name][0] if matrix and UNPACK.keys() >= set(types) else name
+    if not UNPACK.keys() >= set(types):
+        return OF_FLOATS.get(name, name)
+    return ON_MATRIX_UNITS[name][0] if matrix else name
 
 
 def attending(kv: str, head_dim: int, *, matrix: bool) -> str:

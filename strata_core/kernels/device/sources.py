@@ -38,6 +38,10 @@ FILES = {
     "attention.cu": ("kv_append", "attention", "merge", "merge_quantise"),
     "routing.cu": ("route", "assign", "dispatch", "claim"),
     "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),
+    "prompt_rows.cu": (
+        "prompt_norm", "prompt_add_norm", "prompt_combine_norm", "prompt_heads",
+    ),
+    "prompt_floats.cu": ("prompt_floats",),
     "prompt_matrix.cu": ("matrix_linear", "matrix_gate_up", "matrix_down"),
     "prompt_attention.cu": ("prompt_attention",),
     "prompt_long_heads.cu": (),

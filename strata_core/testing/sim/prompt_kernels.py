@@ -27,6 +27,7 @@ TOKENS = 64
 
 _PLAIN_STEPS: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
     "prompt_linear": (("linear", (0,)),),
+    "prompt_floats": (("linear", (0,)),),
     "prompt_attention": (("attention", (0, 1)), ("merge", (1,))),
     "prompt_gate_up": (("gate_up", (0, 1, 2)),),
     "prompt_down": (("down", (0,)),),
@@ -128,6 +129,7 @@ def _combine(kernels: HostKernels, a: Args) -> Ready:
 
 _PLAIN: Mapping[str, Callable[..., Ready]] = {
     "prompt_linear": _linear,
+    "prompt_floats": _linear,
     "prompt_attention": _attention,
     "prompt_group": _group,
     "prompt_gate_up": _gate_up,
