@@ -1,6 +1,6 @@
 """Products of prompts on matrix units, their sources run on the host: a token's bits are its own.
 
-Equal bits with the order's restatement are test_on_the_host.py's; here a token is computed alone, in
+Equal bits with the simulator are test_on_the_host.py's; here a token is computed alone, in
 other chunks and in tiles of other widths, which must not change it.
 """
 
