@@ -315,8 +315,8 @@ _PRODUCTS = MATRIX_NAMES - {"matrix_attention"}
 def spread_of(name: str, tokens: int, entries: int, experts: int) -> int:
     """How many blocks share the tokens of an expert's rows: a chunk's `entries` over `experts`.
 
-    Matrix units: twice as many as tiles where experts are asked for alike, which they are not.
+    Matrix units: four times the tiles of experts that are asked for alike, which they are not.
     """
     if name not in MATRIX_NAMES:
         return PLAIN_SPREAD if tokens >= PLAIN_SPREAD_FROM else 1
-    return max(1, min(MOST_SPREAD, -(-2 * entries // (experts * MATRIX_TILE))))
+    return max(1, min(MOST_SPREAD, -(-4 * entries // (experts * MATRIX_TILE))))
