@@ -184,10 +184,10 @@ def prompt_expert_cases(gate: str, up: str, down: str) -> Iterator[Case]:
     columns = narrow_columns(gate)[1]
     for tokens, rows, spread in ((3, 64, 1), (37, 32, 2)):
         picks = _picks(tokens, 3, 6, rng)
-        yield _gate_up_case((gate, up, down), picks, (5, 0, 2), (rows, columns, spread), rng)
+        yield gate_up_case((gate, up, down), picks, (5, 0, 2), (rows, columns, spread), rng)
 
 
-def _gate_up_case(
+def gate_up_case(
     types: tuple[str, str, str],
     picks: np.ndarray,
     asked: tuple[int, ...],
@@ -227,10 +227,10 @@ def prompt_down_cases(type_name: str) -> Iterator[Case]:
     rng = np.random.default_rng(600 + TYPES[type_name].ggml)
     for tokens, columns in zip((3, 20, 37), narrow_columns(type_name), strict=True):
         picks = _picks(tokens, 3, 6, rng)
-        yield _down_case(type_name, picks, (0, 5, 1), (40, columns, 1), rng)
+        yield down_case(type_name, picks, (0, 5, 1), (40, columns, 1), rng)
 
 
-def _down_case(
+def down_case(
     type_name: str,
     picks: np.ndarray,
     asked: tuple[int, ...],
@@ -270,8 +270,8 @@ def prompt_ragged_cases(type_name: str) -> Iterator[Case]:
     rng = np.random.default_rng(700 + TYPES[type_name].ggml)
     picks, columns = _ragged_picks(rng), narrow_columns(type_name)[1]
     asked = tuple(rng.permutation(len(RAGGED)).tolist())
-    yield _gate_up_case((type_name,) * 3, picks, asked, (32, columns, 2), rng)
-    yield _down_case(type_name, picks, asked, (40, columns, 2), rng)
+    yield gate_up_case((type_name,) * 3, picks, asked, (32, columns, 2), rng)
+    yield down_case(type_name, picks, asked, (40, columns, 2), rng)
 
 
 def grouping_cases() -> Iterator[Case]:

@@ -18,14 +18,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 from host_build import HostBuild, host_compiler
 from kernel_bench import Bench, Buffer, Case, Ref, difference, same
 from kernel_inputs import activations, records_of, stored_rows
+from prompt_cases import down_case, gate_up_case, on_matrix_units
 
+from strata_core.kernels.cpu.jit import Compiler
+from strata_core.kernels.cpu.library import Library
+from strata_core.kernels.cpu.target import host_target
 from strata_core.kernels.device import prompt_table
 from strata_core.kernels.device.prompt_table import MATRIX_TILE
 from strata_core.kernels.device.table import make_launch
 from strata_core.kernels.exact_quant import Activations
 from strata_core.kernels.exact_units import rows_product
 from strata_core.runtime import PLAIN_ROOM, KernelKey
-from strata_core.testing.sim import SimHardware
+from strata_core.testing.sim import SimHardware, SimRuntime
+from strata_core.testing.sim.args import pointers
+from strata_core.testing.sim.host_kernels import HostKernels
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="there is no C++ compiler")
 
@@ -60,7 +66,7 @@ def piece(case: Case, first: int, end: int) -> Case:
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    keys = [whole(name).key for name in TYPES]
+    keys = [whole(name).key for name in TYPES] + [case.key for case in several_tiles()]
     build = HostBuild(keys, tmp_path_factory.mktemp("compiled"))
     runtime = build.runtime(SimHardware(matrix=True))
     yield Bench(runtime, planes=True)
@@ -92,6 +98,28 @@ def test_they_are_the_restated_orders(bench, name):
     expected = rows_product(name, data, len(data), case.args["columns"], x)
     expected += case.buffers["bias"].data
     assert difference({"out": expected}, bench.run(case)) == ""
+
+
+def several_tiles():
+    """Three tiles of an expert for two blocks, the last one of other lengths for a warp's sides."""
+    rng = np.random.default_rng(9)
+    picks = np.zeros((2 * MATRIX_TILE + 17, 1), np.int32)
+    cases = [
+        down_case("Q8_0", picks, (3, 0), (40, 352, 2), rng),
+        gate_up_case(("Q4_0", "Q4_0", "Q8_0"), picks, (0, 3), (96, 96, 2), rng),
+    ]
+    return list(on_matrix_units(cases))
+
+
+@pytest.mark.timeout(300)
+def test_a_block_computes_one_tile_after_the_other(bench, compiled_kernels):
+    kernels = HostKernels(Library(Compiler(host_target(), compiled_kernels, print)))
+    hardware = SimHardware(matrix=True)
+    runtime = SimRuntime(hardware, host_kernels=kernels.mapping(), pointers=pointers)
+    expected = Bench(runtime, planes=False)
+    for case in several_tiles():
+        assert difference(expected.run(case), bench.run(case)) == "", case.label
+    runtime.close()
 
 
 def test_tiles_ask_for_less_where_a_block_has_less():
