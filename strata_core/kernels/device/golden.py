@@ -26,7 +26,12 @@ from strata_core.kernels.device.layout import (
     inner_bytes,
     record_bytes,
 )
-from strata_core.kernels.device.prompt_table import MATRIX_NAMES, OF_FLOATS, ON_MATRIX_UNITS
+from strata_core.kernels.device.prompt_table import (
+    MATRIX_NAMES,
+    OF_FLOATS,
+    ON_MATRIX_UNITS,
+    within,
+)
 from strata_core.kernels.device.table import gate_up_warps, make_launch
 from strata_core.kernels.self_test import (
     COLUMNS,
@@ -79,7 +84,7 @@ class GoldenWork:
                 make(self, *(str(p) for p in key.parameters))
 
     def _launch(self, name: str, *parameters: str, **values: float) -> None:
-        self.launches.append(make_launch(name, parameters, **values))
+        self.launches.append(within(make_launch(name, parameters, **values), self.room))
 
     # inputs
 

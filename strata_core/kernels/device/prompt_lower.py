@@ -23,6 +23,7 @@ from strata_core.kernels.device.prompt_table import (
     attending,
     multiplying,
     spread_of,
+    within,
 )
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
@@ -179,7 +180,7 @@ class PromptLowering(Lowering):
             columns=down.columns,
             **shared,
         )
-        return start_early([inner, last])
+        return start_early([within(launch, self.places.room) for launch in (inner, last)])
 
     def _spread(self, name: str) -> int:
         entries = self.mode.tokens * self.model.shape.top_k

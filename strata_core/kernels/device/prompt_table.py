@@ -19,6 +19,7 @@ from attrs import evolve
 
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.entry import DeviceKernel, Geometry, Kind, Values, each, over
+from strata_core.runtime import Launch
 
 PROMPT_ROWS = 32
 """Weight rows of one block: eight warps of four rows, eight lanes a row."""
@@ -32,10 +33,10 @@ FLOAT_ROWS, FLOAT_TOKENS = 64, 32
 MATRIX_ROWS = 128
 """Weight rows of a tile of matrix units; of gate and up half of them each."""
 
-MATRIX_TILE = 64
-"""Tokens of such a tile."""
+MATRIX_TILE = 128
+"""Tokens of such a tile where a block may have `matrix_room` bytes of shared memory; else half."""
 
-MATRIX_WARPS = 4
+MATRIX_WARPS = 8
 """Warps of a block that computes one."""
 
 MOST_SPREAD = 16
@@ -75,6 +76,7 @@ def matrix_room() -> int:
     """Bytes of shared memory of a block of `matrix_linear` and the like: the sources' `Room`.
 
     Two steps of the tokens' blocks, one of the rows' with their factors; what is known of a token.
+    Devices of compute capability 7.5 have less, and tiles of half as many tokens.
     """
     rows, tokens, step = MATRIX_ROWS, MATRIX_TILE, 4
     pieces = 16 * (2 * 4 * step * tokens + 2 * step * rows)
@@ -95,8 +97,8 @@ def _matrix_down(a: Values) -> Geometry:
 
 
 def _matrix_grouped(a: Values, rows: int) -> Geometry:
-    """As `_grouped`; an expert's blocks follow each other, so that its rows stay in a cache."""
-    grid = (-(-int(a["rows"]) // rows), int(a["spread"]), int(a["experts"]))
+    """As `_grouped`: all experts' first tiles, the largest ones, come before the others."""
+    grid = (-(-int(a["rows"]) // rows), int(a["experts"]), int(a["spread"]))
     return Geometry(grid, (32 * MATRIX_WARPS, 1, 1), matrix_room())
 
 
@@ -288,6 +290,19 @@ def attending(kv: str, head_dim: int, *, matrix: bool) -> str:
     whole = kv != "int8" or head_dim % 32 == 0
     fits = matrix and kv in MATRIX_KV and head_dim in MATRIX_HEADS and whole
     return ON_MATRIX_UNITS["prompt_attention"][0] if fits else "prompt_attention"
+
+
+def within(launch: Launch, room: int) -> Launch:
+    """The launch where a block may have `room` bytes of shared memory.
+
+    Products on matrix units have smaller tiles where that is less than they ask for.
+    """
+    if launch.kernel.name not in _PRODUCTS or launch.shared <= room:
+        return launch
+    return evolve(launch, shared=room)
+
+
+_PRODUCTS = MATRIX_NAMES - {"matrix_attention"}
 
 
 def spread_of(name: str, tokens: int, entries: int, experts: int) -> int:

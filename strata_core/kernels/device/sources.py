@@ -13,7 +13,7 @@ import numpy as np
 from attrs import frozen
 
 from strata_core.checkpoint.types import TYPES
-from strata_core.kernels.device.prompt_table import SHORT_HEAD, attention_room
+from strata_core.kernels.device.prompt_table import SHORT_HEAD, attention_room, matrix_room
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
@@ -72,6 +72,8 @@ def source_of(key: KernelKey) -> Source:
         head_dim = int(named["head_dim"])
         file = "prompt_long_heads.cu" if head_dim > SHORT_HEAD else file
         lines.append(f"#define ROOM_BYTES {attention_room(head_dim)}")
+    if file == "prompt_matrix.cu":
+        lines.append(f"#define ROOM_BYTES {matrix_room()}")
     headers = (*HEADERS, *MORE_HEADERS.get(file, ()))
     text = "\n".join([*lines, "", *map(_read, headers), _read(file)])
     label = "_".join([key.name, *map(str, key.parameters)])

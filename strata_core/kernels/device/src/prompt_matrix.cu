@@ -5,14 +5,15 @@
 // tokens, so that few tokens are shared out evenly. K goes by steps of four blocks: all threads unpack
 // the rows' next blocks into shared memory, while the tokens' come by themselves, a step ahead.
 
-#ifndef SIDES
-#define SIDES 1
+#define SIDES 2
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define EIGHTS 4  // eights of tokens of a warp: there is less shared memory
+#else
+#define EIGHTS 8
 #endif
-#define EIGHTS 8  // eights of tokens of a warp
 #define TOKENS (8 * EIGHTS * SIDES)
 #define ROWS 128
 #define THREADS (128 * SIDES)
-#define BESIDE (SIDES == 1 ? 3 : 2)  // blocks of threads on one multiprocessor
 #define STEP 4
 #define PIECES (RECORD_BYTES / 16)
 #define PITCH 68  // floats from one token's inner rows to the next's: a warp then writes to 32 banks
@@ -33,103 +34,138 @@ struct Room {
   int4 token_sums[TOKENS];
   u32 from[TOKENS];                     // where a token's activations begin, in pieces
   int entries[TOKENS];
-  int count;  // of tokens
+  int count, first, end;  // of tokens; the first of the entries, and where they end
 };
 static_assert(sizeof(((Room*)0)->tokens) >= TOKENS * PITCH * 4, "inner rows have room");
+static_assert(sizeof(Room) <= ROOM_BYTES, "a launch asks for enough");
 
 
 // How a type sums here. SMALL: integers of -8..7, whose sums of 32 fit behind MAGIC. LESS: what is
-// taken off when unpacking; where a type has minima they make up for it.
+// taken off when unpacking; where a type has minima they make up for it. BYTES: of eight blocks.
+// TOGETHER: the loads of two blocks have registers enough, wherever these begin.
 template <class W>
 struct Sort {
   static const bool SMALL = false;
-  static const int LESS = W::BIAS;
+  static const int LESS = W::BIAS, BYTES = W::SCALED == 2 ? 210 : 8 * W::BLOCK_BYTES;
+  static const bool TOGETHER = !W::SCALED;
 };
-template <>
-struct Sort<Q4_0> {
-  static const bool SMALL = true;
-  static const int LESS = 8;
-};
-template <>
-struct Sort<Q4_1> : Sort<Q4_0> {};
-template <>
-struct Sort<Q4_K> : Sort<Q4_0> {};
-
-// A block of row r of the tile, which lies at `j` in the step, into shared memory.
 template <class W>
-DEV void put(Room& room, const Block& f, int r, int j) {
+struct Nibbles {
+  static const bool SMALL = true, TOGETHER = !W::SCALED;
+  static const int LESS = 8, BYTES = 8 * W::BLOCK_BYTES;
+};
+template <>
+struct Sort<Q4_0> : Nibbles<Q4_0> {};
+template <>
+struct Sort<Q4_1> : Nibbles<Q4_1> {};
+template <>
+struct Sort<Q4_K> : Nibbles<Q4_K> {};
+
+template <class A, class B>
+struct Alike {
+  static const bool TYPES = false;
+};
+template <class A>
+struct Alike<A, A> {
+  static const bool TYPES = true;
+};
+
+// Where a row's block goes: two pieces and its factors. Eight rows on, it is a constant further on.
+struct Places {
+  int4 *first, *second;
+  float2* scales;
+};
+
+// A block of a row into shared memory, `rows` further on than `to`.
+template <class W>
+DEV void put(const Places& to, const Block& f, int rows) {
   const int less = Sort<W>::LESS;
   int w[8];
 #pragma unroll
   for (int i = 0; i < 8; i++)
     w[i] = less ? (f.w[i] + (128 - less) * 0x01010101) ^ (int)0x80808080u : f.w[i];
   int4 first = {w[0], w[1], w[2], w[3]}, second = {w[4], w[5], w[6], w[7]};
-  int4* to = room.weights + r * 2 * STEP;
-  to[2 * j ^ (r & 7)] = first, to[(2 * j + 1) ^ (r & 7)] = second;
+  to.first[rows * 2 * STEP] = first, to.second[rows * 2 * STEP] = second;
   float2 scales = {W::SCALED ? mul(f.d, (float)f.scale[0]) : f.d, 0.f};
   if (W::SCALED == 2) scales.y = mul(f.d, (float)f.scale[1]);
   if (W::SIGN < 0) scales.y = -mul(f.m, (float)f.low);
   if (W::SIGN > 0) scales.y = f.m;
   if (W::SIGN && less) scales.y = fma_((float)less, scales.x, scales.y);
-  room.scales[j][r] = scales;
+  to.scales[rows] = scales;
 }
 
-// The rows of a tile: 128 of one matrix, or by sixteens of two of them in turn, beginning at `first`
-// of each; `last` is the last row that there is.
+// The rows of a tile: 128 of one matrix, or by sixteens of two of them in turn, from `matrix` and
+// `other` on; `last` is the last row that there is. `wide`: all begin at multiples of 16.
 struct Source {
   const u8 *matrix, *other;
-  i64 stride, other_stride;
-  int first, last;
-  template <bool TWO>
-  DEV const u8* at(int r) const {
-    bool second = TWO && (r & 16);
-    int row = first + (TWO ? (r >> 5) * 16 + (r & 15) : r);
-    return (second ? other : matrix) + (row < last ? row : last) * (second ? other_stride : stride);
+  u32 stride, other_stride;
+  int last;
+  DEV bool wide() const {
+    return (((size_t)matrix | (size_t)other | stride | other_stride) & 15) == 0;
+  }
+  DEV void begin(const u8* a, i64 a_stride, const u8* b, i64 b_stride, int first, int rows) {
+    matrix = a + first * a_stride, other = b + first * b_stride;
+    stride = (u32)a_stride, other_stride = (u32)b_stride, last = rows - 1 - first;
   }
 };
 
-// Two rows' block b. Whether rows are read in pieces is asked once, so that all loads go together.
+// Block b of row `row` of a matrix and of those that lie `apart` from it, by twos, so that their loads
+// go together; in shared memory they are 32 for each warp of four apart.
 template <class W>
-DEV void unpack_two(Room& room, const u8* p, const u8* q, int b, int r, int s, int j) {
-  Block f, g;
-  if (W::WIDE && (((size_t)p | (size_t)q) & 15) == 0) {
-    W::template load_as<W::WIDE>(p, b, f), W::template load_as<W::WIDE>(q, b, g);
-  } else {
-    W::template load_as<false>(p, b, f), W::template load_as<false>(q, b, g);
+DEV void unpack_rows(const Places& to, const u8* matrix, u32 stride, bool wide, int row, int apart,
+                     int last, int b) {
+  const u8* from = matrix + (b >> 3) * Sort<W>::BYTES;
+  b &= 7;
+#pragma unroll
+  for (int i = 0; i < 4 / SIDES; i += 2) {
+    int r = row + apart * i, s = r + apart;
+    const u8 *p = from + (u64)stride * (u32)(r < last ? r : last);
+    const u8 *q = from + (u64)stride * (u32)(s < last ? s : last);
+    const int f_at = 32 * SIDES * i, g_at = f_at + 32 * SIDES;
+    Block f, g;
+    if (Sort<W>::TOGETHER || (W::WIDE && wide)) {
+      W::template load_as<W::WIDE>(p, b, f), W::template load_as<W::WIDE>(q, b, g);
+      put<W>(to, f, f_at), put<W>(to, g, g_at);
+    } else {
+      W::template load_as<false>(p, b, f), put<W>(to, f, f_at);
+      W::template load_as<false>(q, b, g), put<W>(to, g, g_at);
+    }
   }
-  put<W>(room, f, r, j), put<W>(room, g, s, j);
 }
 
 // The next step's blocks of the tile's rows; four neighbours of a thread have a row's.
 template <class A, class B, bool TWO>
 DEV void unpack(Room& room, const Source& source, int step, int blocks, int thread) {
-  int j = thread & 3, b = STEP * step + j;
+  int j = thread & 3, r = thread >> 2, b = STEP * step + j;
   if (b >= blocks) return;
-#pragma unroll
-  for (int i = 0; i < 4 / SIDES; i += 2) {
-    int r = (thread >> 2) + 32 * SIDES * i, s = r + 32 * SIDES;
-    const u8 *p = source.at<TWO>(r), *q = source.at<TWO>(s);
-    if (!TWO || !(r >> 4 & 1)) unpack_two<A>(room, p, q, b, r, s, j);
-    else unpack_two<B>(room, p, q, b, r, s, j);
-  }
+  int4* to = room.weights + r * 2 * STEP;
+  Places places = {to + (2 * j ^ (r & 7)), to + ((2 * j + 1) ^ (r & 7)), room.scales[j] + r};
+  bool second = TWO && (r & 16);
+  int row = TWO ? (r >> 5) * 16 + (r & 15) : r, apart = (TWO ? 16 : 32) * SIDES;
+  const u8* matrix = second ? source.other : source.matrix;
+  u32 stride = second ? source.other_stride : source.stride;
+  if (Alike<A, B>::TYPES || !second)
+    unpack_rows<A>(places, matrix, stride, source.wide(), row, apart, source.last, b);
+  else
+    unpack_rows<B>(places, matrix, stride, source.wide(), row, apart, source.last, b);
 }
 
 // Sends a step's activations on their way: 16 pieces of a token, and its scales and sums.
-DEV void send(Room& room, const int4* x, int step, int thread) {
+DEV void send(Room& room, const u8* x, int step, int thread) {
   int piece = thread & 15, token = thread >> 4, count = room.count;
-  int within = step / 2 * PIECES + (step & 1) * STEP;
-  int4* to = room.tokens[step & 1] + token * 16 + (piece ^ (token & 7));
-  const int4* from = x + within + (piece >> 2) * 8 + (piece & 3);
+  const u8* from = x + (step / 2 * PIECES + (step & 1) * STEP) * 16;
+  const u8* mine = fresh_pointer(from + ((piece >> 2) * 8 + (piece & 3)) * 16);
+  u8* to = (u8*)(room.tokens[step & 1] + token * 16 + (piece ^ (token & 7)));
+  u32 places[EIGHTS];
 #pragma unroll
-  for (int i = 0; i < EIGHTS; i++) {
-    int mine = token + 8 * SIDES * i;
-    if (mine < count)
-      copy16((u8*)(to + i * 8 * SIDES * 16), (const u8*)(from + room.from[mine]));
-  }
+  for (int i = 0; i < EIGHTS; i++) places[i] = room.from[token + 8 * SIDES * i];
+#pragma unroll
+  for (int i = 0; i < EIGHTS; i++)
+    if (token + 8 * SIDES * i < count) copy16(to + i * 8 * SIDES * 256, mine + (u64)places[i] * 16);
   if (thread < count) {
-    const int4* scales = x + step / 2 * PIECES + 32 + (step & 1) + room.from[thread];
-    copy16((u8*)(room.token_scales + thread), (const u8*)scales);
-    copy16((u8*)(room.token_sums + thread), (const u8*)(scales + 2));
+    const u8* scales = x + (step / 2 * PIECES + 32 + (step & 1)) * 16 + (u64)room.from[thread] * 16;
+    copy16((u8*)(room.token_scales + thread), scales);
+    copy16((u8*)(room.token_sums + thread), scales + 32);
   }
   copies_sent();
 }
@@ -153,8 +189,7 @@ DEV void put_scales(Room& room, int thread) {
 template <class W>
 struct Row {
   float first, second, off;
-  DEV void load(const Room& room, int r, int j) {
-    float2 scales = room.scales[j][r];
+  DEV void load(float2 scales) {
     first = scales.x, second = scales.y;
     off = mul(first, -MAGIC_FLOAT);
   }
@@ -204,34 +239,46 @@ DEV void multiply_eight(const u32* a, const u32* b, const Row<W>* rows, float4 p
     acc[i] = sums.step(i, rows[i >> 1], i & 1 ? pair.y : pair.x, i & 1 ? pair.w : pair.z, acc[i]);
 }
 
-// Block j of a step: a warp's 32 rows, the first sixteen of type A, by its tokens, of which there are
-// `count` from its first on.
+// What a warp has of eight tokens' block: both planes, and two tokens' scales.
+struct Tokens {
+  u32 b[4];
+  float4 pair;
+};
+
+// The first `left` blocks of a step: a warp's 32 rows, the first sixteen of type A, by its tokens, of
+// which there are `count` from its first on.
 template <class A, class B>
-DEV void multiply(const Room& room, const int4* tokens, int j, int count, int thread,
+DEV void multiply(const Room& room, const int4* tokens, int left, int count, int thread,
                   float acc[EIGHTS][2][4]) {
-  int lane = thread & 31, g = lane >> 2, t = lane & 3;
-  int r = (thread >> 5 & 3) * 32, side = thread >> 7;
-  u32 a[2][4];
-  int from_row = (r + (lane & 15)) * 2 * STEP + ((2 * j + (lane >> 4)) ^ (lane & 7));
-  matrices((const u8*)room.weights, from_row * 16, a[0]);
-  matrices((const u8*)room.weights, (from_row + 16 * 2 * STEP) * 16, a[1]);
-  Row<A> first[2];
-  Row<B> second[2];
+  int lane = thread & 31, t = lane & 3, side = thread >> 7;
+  int r = (thread >> 5 & 3) * 32;
+  // a block's pieces are those of the first one with j's bits turned over
+  int from_row = ((r + (lane & 15)) * 2 * STEP + ((lane >> 4) ^ (lane & 7))) * 16;
+  int from_token = ((side * 8 + (lane & 7)) * 16 + ((lane >> 3) * 4 ^ (lane & 7))) * 16;
+  const float2* scales = room.scales[0] + r + (lane >> 2);
+  const float4* pairs = room.pairs[0] + side * 4 + t;
+#pragma unroll 1
+  for (int j = 0; j < left; j++) {
+    u32 a[2][4];
+    Row<A> first[2];
+    Row<B> second[2];
+    Tokens here, next;
+    matrices((const u8*)room.weights, from_row ^ j * 32, a[0]);
+    matrices((const u8*)room.weights, (from_row ^ j * 32) + 16 * 2 * STEP * 16, a[1]);
+    matrices((const u8*)tokens, from_token ^ j * 16, here.b);
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    first[i].load(room, r + 8 * i + g, j);
-    second[i].load(room, r + 16 + 8 * i + g, j);
-  }
-  int from_token = (side * 8 + (lane & 7)) * 16 + (((lane >> 3) * 4 + j) ^ (lane & 7));
-  const float4* pairs = room.pairs[j] + side * 4 + t;
+    for (int i = 0; i < 2; i++) first[i].load(scales[8 * i]), second[i].load(scales[16 + 8 * i]);
 #pragma unroll
-  for (int n = 0; n < EIGHTS; n++) {
-    if (8 * SIDES * n >= count) break;
-    u32 b[4];
-    matrices((const u8*)tokens, (from_token + n * 8 * SIDES * 16) * 16, b);
-    float4 pair = pairs[n * 4 * SIDES];
-    multiply_eight<A>(a[0], b, first, pair, acc[n][0]);
-    multiply_eight<B>(a[1], b, second, pair, acc[n][1]);
+    for (int n = 0; n < EIGHTS; n++) {
+      if (8 * SIDES * n >= count) break;
+      here.pair = pairs[n * 4 * SIDES];
+      if (n + 1 < EIGHTS)
+        matrices((const u8*)tokens, (from_token ^ j * 16) + (n + 1) * 8 * SIDES * 256, next.b);
+      multiply_eight<A>(a[0], here.b, first, here.pair, acc[n][0]);
+      multiply_eight<B>(a[1], here.b, second, here.pair, acc[n][1]);
+      here = next;
+    }
+    scales += ROWS + 4, pairs += TOKENS / 2;
   }
 }
 
@@ -244,7 +291,7 @@ DEV void product(Room& room, const Source& source, const u8* x, int blocks,
 #pragma unroll
   for (int e = 0; e < EIGHTS * 8; e++) acc[e >> 3][e >> 2 & 1][e & 3] = 0.f;
   __syncthreads();  // `from` is there, and what was in the room has been read
-  send(room, (const int4*)x, 0, thread);
+  send(room, x, 0, thread);
 #pragma unroll 1
   for (int s = 0; STEP * s < blocks; s++) {
     if (s) __syncthreads();  // the weights have been read
@@ -252,82 +299,150 @@ DEV void product(Room& room, const Source& source, const u8* x, int blocks,
     copies_done<0>();
     put_scales(room, fresh(thread));
     __syncthreads();
-    if (STEP * (s + 1) < blocks) send(room, (const int4*)x, s + 1, fresh(thread));
+    if (STEP * (s + 1) < blocks) send(room, x, s + 1, fresh(thread));
     int left = blocks - STEP * s, count = room.count - 8 * (fresh(thread) >> 7);
-#pragma unroll 1
-    for (int j = 0; j < STEP && j < left; j++)
-      multiply<A, B>(room, room.tokens[s & 1], j, count, fresh(thread), acc);
+    multiply<A, B>(room, room.tokens[s & 1], left < STEP ? left : STEP, count, fresh(thread), acc);
   }
 }
 
-// `count` entries, of which `each` share a row of activations of so many pieces. All threads of the
-// block come here; `product` is where they meet behind it.
-DEV void take_entries(Room& room, const int* order, int count, int each, int pitch) {
+// The tile's entries, from `first` to `end` at most, of which `each` share a row of activations of so
+// many pieces; in the order of `order`, where there is one. What the next tile needs is kept in the room,
+// not in registers. All threads of the block come here; `product` is where they meet behind it.
+DEV void take_entries(Room& room, const int* order, int first, int end, int each, int pitch) {
   __syncthreads();  // the entries before have been stored
-  if (threadIdx.x == 0) room.count = count;
-  if (threadIdx.x < count) {
-    int entry = room.entries[threadIdx.x] = order[threadIdx.x];
-    room.from[threadIdx.x] = (u32)(entry / each) * pitch;
+  int thread = fresh(threadIdx.x), count = end - first < TOKENS ? end - first : TOKENS;
+  if (thread == 0) room.count = count, room.first = first, room.end = end;
+  if (thread < count) {
+    int entry = room.entries[thread] = order ? order[first + thread] : first + thread;
+    room.from[thread] = (u32)(entry / each) * pitch;
   }
 }
 
-// Every sum of this thread to put(row of the tile, token of the tile, sum).
-template <class Put>
-DEV void each_sum(const float acc[EIGHTS][2][4], int count, Put put) {
-  int thread = fresh(threadIdx.x), lane = thread & 31;
-  int row = (thread >> 5 & 3) * 32 + (lane >> 2), token = (thread >> 7) * 8 + (lane & 3) * 2;
-#pragma unroll
-  for (int e = 0; e < EIGHTS * 8; e++) {
-    int n = e >> 3, m = e >> 2 & 1, i = e & 3, t = token + n * 8 * SIDES + (i & 1);
-    if (t < count) put(row + 16 * m + 8 * (i >> 1), t, acc[n][m][i]);
+// Each tile of `entries`, of which this block takes every `spread`-th, to `tile`.
+template <class Tile>
+DEV void each_tile(Room& room, int first, int end, int spread, Tile tile) {
+#pragma unroll 1
+  while (first < end) {
+    tile(first, end);
+    first = room.first + spread * TOKENS, end = room.end;
   }
+}
+
+// Every sum of this thread to its token's row of `out`, of `rows` sums, where `entries` says which; the
+// tile's first row is `first`. The four rows' biases are added where there are any.
+DEV void store_sums(const float acc[EIGHTS][2][4], const int* entries, int count, int first, int rows,
+                    const float* bias, float* out) {
+  int thread = fresh(threadIdx.x), lane = thread & 31;
+  int row = first + (thread >> 5 & 3) * 32 + (lane >> 2), left = rows - row;
+  int token = (thread >> 7) * 8 + (lane & 3) * 2;
+  float more[4];
+#pragma unroll
+  for (int k = 0; k < 4; k++) more[k] = bias && 8 * k < left ? bias[row + 8 * k] : 0.f;
+#pragma unroll
+  for (int n = 0; n < EIGHTS; n++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      int t = token + n * 8 * SIDES + e;
+      if (t >= count) return;
+      float* to = out + (size_t)entries[t] * rows + row;
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        float v = acc[n][k >> 1][(k & 1) * 2 + e];
+        if (8 * k < left) to[8 * k] = bias ? add(v, more[k]) : v;
+      }
+    }
 }
 
 #ifdef KERNEL_matrix_linear
-ROOMY(THREADS, BESIDE)
+ROOMY(THREADS, 2)
 matrix_linear(const u8* weight, const u8* x, float* out, const float* bias, i64 stride, int tokens,
               int rows, int columns) {
   follow();
   SHARED_BYTES(bytes);
   Room& room = *(Room*)bytes;
-  int first = blockIdx.y * TOKENS, count = tokens - first < TOKENS ? tokens - first : TOKENS;
-  if (threadIdx.x == 0) room.count = count;
-  if (threadIdx.x < count)
-    room.from[threadIdx.x] = (u32)(first + threadIdx.x) * ((columns + 255) / 256 * PIECES);
-  Source source = {weight, weight, stride, stride, (int)blockIdx.x * ROWS, rows - 1};
-  float acc[EIGHTS][2][4];
-  product<TYPE, TYPE, false>(room, source, x, columns >> 5, acc);
-  float* to = out + (size_t)first * rows + blockIdx.x * ROWS;
-  int end = rows - blockIdx.x * ROWS;
-  each_sum(acc, count, [=](int r, int t, float v) {
-    if (r < end) to[(size_t)t * rows + r] = bias ? add(v, bias[rows - end + r]) : v;
+  Source source;
+  source.begin(weight, stride, weight, stride, blockIdx.x * ROWS, rows);
+  each_tile(room, blockIdx.y * TOKENS, tokens, gridDim.y, [&](int first, int end) {
+    take_entries(room, 0, first, end, 1, (columns + 255) / 256 * PIECES);
+    float acc[EIGHTS][2][4];
+    product<TYPE, TYPE, false>(room, source, x, columns >> 5, acc);
+    store_sums(acc, room.entries, room.count, blockIdx.x * ROWS, rows, bias, out);
   });
 }
 #endif
 
 #ifdef KERNEL_matrix_gate_up
+// Two blocks of the inner rows of `count` entries, from `block` on, as the type of `down` wants them:
+// as `store_inner`, but eight neighbours have a block, four values each.
+DEV void store_made(Room& room, const float* made, u8* inner, int count, int block, int rows,
+                    u32* status, int op) {
+  int thread = fresh(threadIdx.x), lane = thread & 7;
+#pragma unroll 1
+  for (int base = thread >> 5 << 2; base < 2 * count; base += THREADS / 8) {
+    int k = base + (thread >> 3 & 3);
+    k = k < 2 * count ? k : 2 * count - 1;  // the last one again
+    int token = k >> 1, b = block + (k & 1), j = b & 7;
+    float4 four = *(const float4*)(made + token * PITCH + (k & 1) * 32 + lane * 4);
+    u8* to = inner + room.entries[token] * inner_pitch(rows);
+#ifdef DOWN_QUANTISED
+    float x[4] = {four.x, four.y, four.z, four.w};
+    u32 most = 0, high = 0, low = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      u32 size = bits_of(x[i]) & 0x7fffffffu;
+      most = size > most ? size : most;
+    }
+#pragma unroll
+    for (int o = 1; o < 8; o <<= 1) {
+      u32 other = SWAP(most, o, 32);
+      most = other > most ? other : most;
+    }
+    float amax = float_of(most), d = div_(amax, LARGEST), id = div_(LARGEST, amax);
+    bool good = finite(amax), some = good && d != 0.f && finite(id);
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int q = some ? (int)rintf(mul(x[i], id)) : 0;
+      high |= (u32)(q >> 7 & 255) << 8 * i, low |= (u32)(q & 127) << 8 * i, sum += q;
+    }
+#pragma unroll
+    for (int o = 1; o < 8; o <<= 1) sum += SWAP(sum, o, 32);
+    if (b * 32 >= rows) continue;
+    u8* record = to + (b >> 3) * RECORD_BYTES;
+    u32* piece = (u32*)(record + ((lane >> 2) * 8 + j) * 16) + (lane & 3);
+    piece[0] = high, piece[2 * 8 * 4] = low;
+    if (lane == 0) {
+      ((float*)(record + 512))[j] = some ? d : 0.f;
+      ((int*)(record + 544))[j] = sum;
+      if (!good) latch(status, op);
+    }
+#else
+    if (b * 32 < rows) ((float4*)to)[b * 8 + lane] = four;
+#endif
+  }
+}
+
 // 64 rows of gate and the same of up, by sixteens: a thread then has both of an element. They are two
 // blocks of `down`'s activations, which go through shared memory to lie in a warp's lanes.
-ROOMY(THREADS, BESIDE)
+ROOMY(THREADS, 2)
 matrix_gate_up(const Wave* wave, const int* starts, const int* order, const u8* x, u8* inner,
                u32* status, i64 gate_stride, i64 up_stride, int experts, int top_k, int rows,
                int columns, int spread, int op) {
   follow();
   SHARED_BYTES(bytes);
   Room& room = *(Room*)bytes;
-  Wave e = wave[blockIdx.z];
-  int end = starts[e.expert + 1];
-  Source source = {(const u8*)e.gate, (const u8*)e.up,           gate_stride,
-                   up_stride,         (int)blockIdx.x * ROWS / 2, rows - 1};
-#pragma unroll 1
-  for (int first = starts[e.expert] + blockIdx.y * TOKENS; first < end; first += spread * TOKENS) {
-    int count = end - first < TOKENS ? end - first : TOKENS;
-    take_entries(room, order + first, count, top_k, (columns + 255) / 256 * PIECES);
+  Wave e = wave[blockIdx.y];
+  Source source;
+  const u8 *gate = counted_from(wave, e.gate), *up = counted_from(wave, e.up);
+  source.begin(gate, gate_stride, up, up_stride, blockIdx.x * ROWS / 2, rows);
+  int start = starts[e.expert] + blockIdx.z * TOKENS;
+  each_tile(room, start, starts[e.expert + 1], spread, [&](int first, int end) {
+    take_entries(room, order, first, end, top_k, (columns + 255) / 256 * PIECES);
     float acc[EIGHTS][2][4];
     product<GATE, UP, true>(room, source, x, columns >> 5, acc);
     __syncthreads();  // the activations have been read
     float* made = (float*)room.tokens;
-    int thread = fresh(threadIdx.x), lane = thread & 31;
+    int thread = fresh(threadIdx.x), lane = thread & 31, count = room.count;
     float* to = made + ((thread >> 7) * 8 + (lane & 3) * 2) * PITCH + (thread >> 5 & 3) * 16 + (lane >> 2);
 #pragma unroll
     for (int n = 0; n < EIGHTS; n++) {
@@ -337,38 +452,28 @@ matrix_gate_up(const Wave* wave, const int* starts, const int* order, const u8* 
         to[(n * 8 * SIDES + (i & 1)) * PITCH + 8 * (i >> 1)] = mul(silu(acc[n][0][i]), acc[n][1][i]);
     }
     __syncthreads();
-#pragma unroll 1
-    for (int k = thread >> 5; k < 2 * count; k += THREADS / 32) {
-      int token = k >> 1, half = k & 1, block = blockIdx.x * 2 + half;
-      float h = made[token * PITCH + half * 32 + lane];
-      if (block * 32 < rows) store_inner(inner, room.entries[token], rows, block, lane, h, status, op);
-    }
-  }
+    store_made(room, made, inner, count, blockIdx.x * 2, rows, status, op);
+  });
 }
 #endif
 
 #ifdef KERNEL_matrix_down
-ROOMY(THREADS, BESIDE)
+ROOMY(THREADS, 2)
 matrix_down(const Wave* wave, const int* starts, const int* order, const u8* inner, float* out,
             i64 stride, int experts, int rows, int columns, int spread) {
   follow();
   SHARED_BYTES(bytes);
   Room& room = *(Room*)bytes;
-  Wave e = wave[blockIdx.z];
-  int end = starts[e.expert + 1];
-  const u8* matrix = (const u8*)e.down;
-  Source source = {matrix, matrix, stride, stride, (int)blockIdx.x * ROWS, rows - 1};
-#pragma unroll 1
-  for (int first = starts[e.expert] + blockIdx.y * TOKENS; first < end; first += spread * TOKENS) {
-    int count = end - first < TOKENS ? end - first : TOKENS;
-    take_entries(room, order + first, count, 1, (columns + 255) / 256 * 64);
+  Wave e = wave[blockIdx.y];
+  const u8* matrix = counted_from(wave, e.down);
+  Source source;
+  source.begin(matrix, stride, matrix, stride, blockIdx.x * ROWS, rows);
+  int start = starts[e.expert] + blockIdx.z * TOKENS;
+  each_tile(room, start, starts[e.expert + 1], spread, [&](int first, int end) {
+    take_entries(room, order, first, end, 1, (columns + 255) / 256 * 64);
     float acc[EIGHTS][2][4];
     product<TYPE, TYPE, false>(room, source, inner, columns >> 5, acc);
-    int left = rows - blockIdx.x * ROWS;
-    float* to = out + blockIdx.x * ROWS;
-    each_sum(acc, count, [=, &room](int r, int t, float v) {
-      if (r < left) to[(size_t)room.entries[t] * rows + r] = v;
-    });
-  }
+    store_sums(acc, room.entries, room.count, blockIdx.x * ROWS, rows, 0, out);
+  });
 }
 #endif
