@@ -54,10 +54,17 @@ def _keep_bytecode(config: pytest.Config) -> None:
     """Where no bytecode may be written beside the sources, keep it in a folder of the run.
 
     Hundreds of processes that tests start would otherwise compile all that they import, each anew.
-    The workers of a run find the variables set and share the folder.
+    The folder is for these alone, and the same for all workers of a run, whose parent removes it.
     """
-    if os.environ.get("PYTHONDONTWRITEBYTECODE"):
-        folder = config.stash[BYTECODE] = Path(tempfile.mkdtemp(prefix="strata-bytecode-"))
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        return
+    worker = hasattr(config, "workerinput")
+    run = os.getppid() if worker else os.getpid()
+    folder = Path(tempfile.gettempdir()) / f"strata-bytecode-{run}"
+    if not worker:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+        config.stash[BYTECODE] = folder
+    if worker or not config.getoption("numprocesses", None):
         os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
         del os.environ["PYTHONDONTWRITEBYTECODE"]
 

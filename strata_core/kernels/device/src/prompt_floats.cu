@@ -10,6 +10,11 @@
 #define STEPS 4  // elements of a stripe that are staged together
 #define WIDE (8 * STEPS)
 #define STAGES 3
+#ifdef STRATA_HIP
+#define AT_ONCE 1
+#else
+#define AT_ONCE STEPS
+#endif
 #define PIECES (ROWS * WIDE * TYPE::BYTES / 16 / 256)  // of sixteen bytes, of rows, for each thread
 
 // Element c of a piece of WIDE in memory, counted from its beginning.
@@ -141,7 +146,7 @@ prompt_floats(const u8* weight, const u8* x, float* out, const float* bias, i64 
       int free = now ? now - 1 : STAGES - 1;
       ASK(staged[free])
       if (m + STEPS <= steps) {
-#pragma unroll
+#pragma unroll(AT_ONCE)
         for (int n = 0; n < STEPS; n++) step(staged[now], n, warp, q, j, acc);
       } else {  // the zero tail takes part as far as there are pieces of 64, and no further
         for (int n = 0; n < steps - m; n++) step(staged[now], n, warp, q, j, acc);

@@ -96,6 +96,11 @@ prompt_combine_norm(float* x, const float* experts, const float* weights, float*
 #ifdef KERNEL_prompt_heads
 #define WARPS 8
 #define HEADS_EACH 2
+#ifdef STRATA_HIP  // where conditions of lanes take scalar registers, which are few
+#define VALUES_AT_ONCE 1
+#else
+#define VALUES_AT_ONCE 8
+#endif
 
 // PARTS * 32 elements of a head, of which lane i of a warp holds i, i + 32, ...: those that turn
 // together are the same lane's.
@@ -141,10 +146,11 @@ DEV void turn_heads(float* q, float* k, const float* v, const float* q_gain, con
     const float* value = v + ((size_t)token * kv_heads + of_kind) * dim + lane;
     bool good = true;
 #pragma unroll
-    for (int n = 0; n < PARTS; n++) {
+    for (int n = 0; n < PARTS; n++)
       good = keep((Stored*)place.k, (u16*)place.k_scales, to + 32 * n, e[n]) && good;
+#pragma unroll(VALUES_AT_ONCE)
+    for (int n = 0; n < PARTS; n++)
       good = keep((Stored*)place.v, (u16*)place.v_scales, to + 32 * n, value[32 * n]) && good;
-    }
     if (!good) latch(status, op);
   }
 }
