@@ -30,7 +30,7 @@ from strata_core.kernels.cpu.target import host_target  # noqa: E402
 from strata_core.kernels.cpu.unpack import UNPACK  # noqa: E402
 from strata_core.kernels.device.golden import TESTED, GoldenWork  # noqa: E402
 from strata_core.kernels.device.layout import HIT, LINK  # noqa: E402
-from strata_core.kernels.device.prompt_table import MATRIX_NAMES  # noqa: E402
+from strata_core.kernels.device.prompt_table import MATRIX_NAMES, OF_FLOATS  # noqa: E402
 from strata_core.kernels.device.self_test import compute, golden_keys  # noqa: E402
 from strata_core.kernels.device.table import DEVICE_KERNELS  # noqa: E402
 from strata_core.kernels.self_test import LaneCheck, check_lane  # noqa: E402
@@ -47,8 +47,9 @@ MOST_MS = 50.0
 def keys_of(type_name: str) -> list[KernelKey]:
     """Every kernel that can be tested, for one type."""
     found = [KernelKey("combine"), KernelKey("combine_norm")]
+    others = OF_FLOATS.values() if type_name in UNPACK else {"products", *OF_FLOATS, *MATRIX_NAMES}
     for name in sorted(TESTED - {"quantise", "combine", "combine_norm"}):
-        if name not in {"products", *MATRIX_NAMES} or type_name in UNPACK:
+        if name not in others:
             count = len(DEVICE_KERNELS[name].parameters)
             found.append(KernelKey(name, (type_name,) * count))
     return golden_keys(found)
