@@ -25,6 +25,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 CACHE_VARIABLE = "LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME"
 SESSION = pytest.StashKey[Path]()
+BYTECODE = pytest.StashKey[Path]()
 
 # How long an example takes says how busy the machine is, not whether the property holds.
 settings.register_profile("strata", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     What a start learns (profiles, rates, limits) would otherwise reach later tests, and the user's
     own starts. On macOS the folder has no variable and stays the user's.
     """
+    _keep_bytecode(config)
     users = cache_folder()
     own = Path(tempfile.mkdtemp(prefix="strata-tests-"))
     config.stash[SESSION] = own
@@ -48,9 +50,30 @@ def pytest_configure(config: pytest.Config) -> None:
             (own / "strata" / "kernels").symlink_to(users / "kernels")
 
 
+def _keep_bytecode(config: pytest.Config) -> None:
+    """Where no bytecode may be written beside the sources, keep it in a folder of the run.
+
+    Hundreds of processes that tests start would otherwise compile all that they import, each anew.
+    The folder is for these alone, and the same for all workers of a run, whose parent removes it.
+    """
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        return
+    worker = hasattr(config, "workerinput")
+    run = os.getppid() if worker else os.getpid()
+    folder = Path(tempfile.gettempdir()) / f"strata-bytecode-{run}"
+    if not worker:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+        config.stash[BYTECODE] = folder
+    if worker or not config.getoption("numprocesses", None):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
+        del os.environ["PYTHONDONTWRITEBYTECODE"]
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the run's cache folder; the link in it is not followed."""
+    """Remove the run's folders; the link in the one of the cache is not followed."""
     shutil.rmtree(config.stash[SESSION], ignore_errors=True)
+    if BYTECODE in config.stash:
+        shutil.rmtree(config.stash[BYTECODE], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

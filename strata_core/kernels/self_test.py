@@ -1,8 +1,9 @@
 """The self-test of a lane: small rows whose bits are known, computed once at start.
 
 A lane passes if it gives the bits of `golden_rows.bin`, which the exact mode made from the inputs
-below. Inputs are whole numbers mixed by multiplication and put together from their bits, so that
-they are the same on every machine. `tests/arithmetic/make_rows.py` writes the file.
+below; prompts on matrix units, whose order is their own, those that `exact_units` makes of them.
+Inputs are whole numbers mixed by multiplication and put together from their bits, so that they are
+the same on every machine. `tests/arithmetic/make_rows.py` writes the file.
 """
 
 from __future__ import annotations

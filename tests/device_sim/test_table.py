@@ -121,7 +121,7 @@ def test_matrix_units_take_attention_over_halves_and_bytes():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "spread"), [(1, 1), (1024, 1), (2048, 2), (4096, 4), (65536, 16)]
+    ("tokens", "spread"), [(1, 1), (512, 1), (1024, 2), (2048, 4), (4096, 8), (65536, 16)]
 )
 def test_blocks_of_matrix_units_take_a_tile_each_or_none(tokens, spread):
     assert spread_of("matrix_down", tokens, 8 * tokens, 128) == spread

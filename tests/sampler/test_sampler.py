@@ -50,19 +50,20 @@ def test_any_temperature_gives_a_token(temperature: float, more: dict[str, float
 
 
 @pytest.mark.parametrize(
-    ("sampling", "kept"),
+    ("sampling", "kept", "draws"),
     [
-        (Sampling(temperature=1.0, top_k=1), {1}),
-        (Sampling(temperature=1.0, top_k=3), {1, 2, 3}),
-        (Sampling(temperature=1.0, top_p=0.5), {1, 3}),
-        (Sampling(temperature=1.0, top_p=0.01), {1}),
-        (Sampling(temperature=1.0, min_p=0.1), {1, 2, 3}),
-        (Sampling(temperature=1.0, min_p=1.0), {1, 3}),
-        (Sampling(temperature=1.0, top_k=5, top_p=1.0, min_p=0.0), {0, 1, 2, 3, 4}),
+        (Sampling(temperature=1.0, top_k=1), {1}, 200),
+        (Sampling(temperature=1.0, top_k=3), {1, 2, 3}, 800),
+        (Sampling(temperature=1.0, top_p=0.5), {1, 3}, 200),
+        (Sampling(temperature=1.0, top_p=0.01), {1}, 200),
+        (Sampling(temperature=1.0, min_p=0.1), {1, 2, 3}, 800),
+        (Sampling(temperature=1.0, min_p=1.0), {1, 3}, 200),
+        (Sampling(temperature=1.0, top_k=5, top_p=1.0, min_p=0.0), {0, 1, 2, 3, 4}, 4000),
     ],
 )
-def test_filters_keep_exactly(sampling: Sampling, kept: set[int]) -> None:
-    counts = draw_many(sampling)
+def test_filters_keep_exactly(sampling: Sampling, kept: set[int], draws: int) -> None:
+    """As many draws as the rarest of those that are kept needs to be seen."""
+    counts = draw_many(sampling, n=draws)
     assert set(np.flatnonzero(counts).tolist()) == kept
 
 

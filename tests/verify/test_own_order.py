@@ -60,9 +60,9 @@ def test_exact_prompts_are_compared_with_the_cpu(model, units) -> None:
 
 def test_products_of_quantised_rows_have_an_order_of_their_own(model, units) -> None:
     units(lambda: 1.001)
-    rows = proven(model, kv="fp32")
-    assert [row.verdict for row in rows] == ["equal"] * 3
-    assert [row.run.own for row in rows if row.run] == [{"150"}] * 3
+    rows = proven(model, 2, kv="fp32")
+    assert [row.verdict for row in rows] == ["equal"] * 2
+    assert [row.run.own for row in rows if row.run] == [{"150"}] * 2
 
 
 def test_floats_keep_the_cpus_order(tmp_path, units) -> None:

@@ -39,6 +39,10 @@ MATRIX_TILE = 128
 MATRIX_WARPS = 8
 """Warps of a block that computes one."""
 
+LEAST_TOKENS = 16
+MATRIX_BLOCKS = 256
+"""Tokens of the narrowest tile of a dense product, and how many blocks are worth narrower ones."""
+
 MOST_SPREAD = 16
 """Blocks that at most share the tokens of an expert's rows on matrix units."""
 
@@ -84,8 +88,11 @@ def matrix_room() -> int:
 
 
 def _matrix_linear(a: Values) -> Geometry:
-    grid = (-(-int(a["rows"]) // MATRIX_ROWS), -(-int(a["tokens"]) // MATRIX_TILE), 1)
-    return Geometry(grid, (32 * MATRIX_WARPS, 1, 1), matrix_room())
+    """Where that makes few blocks, they have fewer tokens each."""
+    across, tokens = -(-int(a["rows"]) // MATRIX_ROWS), int(a["tokens"])
+    wanted = min(-(-tokens // LEAST_TOKENS), MATRIX_BLOCKS // across)
+    tiles = max(1, wanted, -(-tokens // MATRIX_TILE))
+    return Geometry((across, tiles, 1), (32 * MATRIX_WARPS, 1, 1), matrix_room())
 
 
 def _matrix_gate_up(a: Values) -> Geometry:
@@ -308,8 +315,8 @@ _PRODUCTS = MATRIX_NAMES - {"matrix_attention"}
 def spread_of(name: str, tokens: int, entries: int, experts: int) -> int:
     """How many blocks share the tokens of an expert's rows: a chunk's `entries` over `experts`.
 
-    Matrix units: twice as many as tiles where experts are asked for alike, which they are not.
+    Matrix units: four times the tiles of experts that are asked for alike, which they are not.
     """
     if name not in MATRIX_NAMES:
         return PLAIN_SPREAD if tokens >= PLAIN_SPREAD_FROM else 1
-    return max(1, min(MOST_SPREAD, -(-2 * entries // (experts * MATRIX_TILE))))
+    return max(1, min(MOST_SPREAD, -(-4 * entries // (experts * MATRIX_TILE))))

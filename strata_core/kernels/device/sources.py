@@ -21,7 +21,11 @@ HERE = Path(__file__).parent / "src"
 
 HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h", "stage.h", "kv.h", "wait.h")
 
-MORE_HEADERS = {"products.cu": ("multiply.h",), "experts.cu": ("multiply.h",)}
+MORE_HEADERS = {
+    "products.cu": ("multiply.h",),
+    "experts.cu": ("multiply.h",),
+    "prompt_matrix.cu": ("tiles.h",),
+}
 """Headers behind those, by the file that includes them."""
 
 FILES = {
