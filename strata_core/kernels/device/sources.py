@@ -48,7 +48,11 @@ FILES = {
     "matrix_attention.cu": ("matrix_attention",),
     "prompt_routing.cu": ("prompt_group", "prompt_combine"),
 }  # fmt: skip
-"""Which file holds which kernels; `prompt_long_heads.cu` has prompt_attention for longer heads."""
+"""Which file holds which kernels.
+
+`prompt_long_heads.cu` has prompt_attention for longer heads, `prompt_floats.cu` prompt_gate_up and
+prompt_down of floats.
+"""
 
 FILE_OF = {kernel: file for file, kernels in FILES.items() for kernel in kernels}
 
@@ -78,6 +82,8 @@ def source_of(key: KernelKey) -> Source:
         lines.append(f"#define ROOM_BYTES {attention_room(head_dim)}")
     if file == "prompt_matrix.cu":
         lines.append(f"#define ROOM_BYTES {matrix_room()}")
+    if file == "prompt_products.cu" and "#define QUANTISED" not in lines:
+        file = "prompt_floats.cu"
     headers = (*HEADERS, *MORE_HEADERS.get(file, ()))
     text = "\n".join([*lines, "", *map(_read, headers), _read(file)])
     label = "_".join([key.name, *map(str, key.parameters)])

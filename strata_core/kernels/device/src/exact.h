@@ -10,15 +10,7 @@ DEV float fold8(float s) {
   return total;
 }
 
-// Fold of 64 stripes of which lane j of 8 holds j, j + 8, ..., j + 56.
-DEV float fold64(const float* s) {
-  float t = s[0];
-#pragma unroll
-  for (int k = 1; k < 8; k++) t = add(t, s[k]);
-  return fold8(t);
-}
-
-// The same fold of 64 stripes in shared memory, by 8 neighbouring lanes, on every one of them.
+// Fold of 64 stripes in shared memory, by 8 neighbouring lanes, on every one of them.
 DEV float fold64_of(const float* s) {
   int j = threadIdx.x & 7;
   float t = s[j];

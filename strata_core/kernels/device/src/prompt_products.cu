@@ -1,6 +1,6 @@
 // Products of prompts: many tokens, each block's rows of weights read once for a tile of them.
-// Eight lanes hold a row, lane j the blocks with b mod 8 = j (quantised) or the stripes j, j + 8,
-// ... (floats), as in products.cu; the same order, so the same bits (sections 2 to 4).
+// Eight lanes hold a row, lane j the blocks with b mod 8 = j, as in products.cu; the same order, so the
+// same bits (sections 2 and 3). Rows of floats: prompt_floats.cu.
 
 #define TOKENS 16
 #define ROWS 32
@@ -67,30 +67,6 @@ DEV void quantised_tile(const u8* row, Tile& tile, int count, int blocks, int j,
   fold(count, acc);
 }
 
-// One row of floats times one row of activations, lane j of 8.
-template <class W>
-DEV float floats(const u8* row, const float* x, int columns, int j) {
-  float s[8];
-#pragma unroll
-  for (int k = 0; k < 8; k++) s[k] = 0.f;
-  for (int first = j; first - j < columns; first += 64) {
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-      // the zero tail takes part: it makes +0 of a stripe that is -0
-      int i = first + 8 * k;
-      bool in = i < columns;
-      s[k] = fma_(in ? W::at(row, i) : 0.f, in ? x[i] : 0.f, s[k]);
-    }
-  }
-  return fold64(s);
-}
-
-template <class W>
-DEV void float_tile(const u8* row, Tile& tile, int count, int columns, int j, float* acc) {
-  clear(acc);
-  FOURS(count) acc[t] = floats<W>(row, (const float*)tile.from[t], columns, j);
-}
-
 #ifdef KERNEL_prompt_linear
 ROOMY(256, 2)
 prompt_linear(const u8* weight, const u8* x, float* out, const float* bias, i64 stride, int tokens,
@@ -134,7 +110,6 @@ prompt_gate_up(const Wave* wave, const int* starts, const int* order, const u8* 
     int count = end - first < TOKENS ? end - first : TOKENS;
     take_entries(tile, entries, order + first, count, x, top_k, row_pitch(columns));
     float a[TOKENS], b[TOKENS];
-#ifdef QUANTISED
     int blocks = columns >> 5;
     clear(a), clear(b);
     for (int s = 0; 8 * s < blocks; s++) {
@@ -145,10 +120,6 @@ prompt_gate_up(const Wave* wave, const int* starts, const int* order, const u8* 
       }
     }
     fold(count, a), fold(count, b);
-#else
-    float_tile<GATE>(gate, tile, count, columns, j, a);
-    float_tile<UP>(up, tile, count, columns, j, b);
-#endif
     if (j == 0)
 #pragma unroll
       for (int t = 0; t < TOKENS; t++) h[t][g] = mul(silu(a[t]), b[t]);
@@ -176,11 +147,7 @@ prompt_down(const Wave* wave, const int* starts, const int* order, const u8* inn
     int count = end - first < TOKENS ? end - first : TOKENS;
     take_entries(tile, entries, order + first, count, inner, 1, inner_pitch(columns));
     float acc[TOKENS];
-#ifdef QUANTISED
     quantised_tile<TYPE>(row, tile, count, columns >> 5, j, acc);
-#else
-    float_tile<TYPE>(row, tile, count, columns, j, acc);
-#endif
     if (mine && j == 0)
 #pragma unroll
       for (int t = 0; t < TOKENS; t++)
