@@ -119,7 +119,7 @@ SETTINGS: tuple[Setting, ...] = (
         "count",
         "model",
         "Tokens of a prompt that are computed together, or auto: 512, and on devices as many as "
-        "compute for as long as they copy, 2048 to 8192 where memory allows.",
+        "compute for as long as they copy, 4096 to 8192 where memory allows.",
         choices=("auto",),
         default="auto",
         low=1,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from strata_core.cache.runs import runs
 from strata_core.cache.slots import SlotPool
 from strata_core.cache.staging import Staging
 from strata_core.checkpoint.scales import check_scales
@@ -64,5 +65,5 @@ def _fill(
 
 def _copy_parts(device: int, slot: int, layout: BlobLayout, view: View, staging: Staging) -> None:
     """Copies that a copy engine makes by itself; `staging.drain` waits for them."""
-    for part, address in zip(layout.parts, view.parts, strict=True):
-        staging.direct(device, slot + part.offset, address, part.nbytes)
+    for offset, address, nbytes in runs(layout, view.parts):
+        staging.direct(device, slot + offset, address, nbytes)

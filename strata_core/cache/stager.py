@@ -14,6 +14,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from strata_core.cache.runs import runs
 from strata_core.cache.staging import Staging
 from strata_core.cache.waiting import Patience
 from strata_core.checkpoint.scales import check_scales
@@ -114,12 +115,8 @@ class Stager:
             self.source.release(experts.pop())
 
     def _copy(self, layout: BlobLayout, view: View, target: int) -> None:
-        start = view.parts[0] - layout.parts[0].offset
-        if all(p.offset == at - start for p, at in zip(layout.parts, view.parts, strict=True)):
-            self.runtime.copy(target, start, layout.nbytes, self.stream)
-            return
-        for part, address in zip(layout.parts, view.parts, strict=True):
-            self.runtime.copy(target + part.offset, address, part.nbytes, self.stream)
+        for offset, address, nbytes in runs(layout, view.parts):
+            self.runtime.copy(target + offset, address, nbytes, self.stream)
 
     def _by_ring(self, expert: Expert, layout: BlobLayout, view: View, target: int) -> None:
         turn = self._next()

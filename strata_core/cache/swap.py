@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from attrs import asdict, define, frozen
+from attrs import define, frozen
 
 from strata_core.abilities import Move
 from strata_core.cache.adaptive import Pair
@@ -37,9 +37,23 @@ class Counts:
     left_bytes: int = 0
     undone: int = 0
 
-    def plus(self, **more: int) -> Counts:
+    def plus(
+        self,
+        *,
+        entered: int = 0,
+        entered_bytes: int = 0,
+        left: int = 0,
+        left_bytes: int = 0,
+        undone: int = 0,
+    ) -> Counts:
         """With so many more."""
-        return Counts(**{name: n + more.get(name, 0) for name, n in asdict(self).items()})
+        return Counts(
+            entered=self.entered + entered,
+            entered_bytes=self.entered_bytes + entered_bytes,
+            left=self.left + left,
+            left_bytes=self.left_bytes + left_bytes,
+            undone=self.undone + undone,
+        )
 
 
 @define(eq=False)

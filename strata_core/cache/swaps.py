@@ -18,6 +18,7 @@ from attrs import define, field
 
 from strata_core.abilities import AdaptiveSource, Move
 from strata_core.cache.adaptive import Demand, Pair
+from strata_core.cache.runs import runs
 from strata_core.cache.slots import SlotPool
 from strata_core.cache.staging import staging_bytes
 from strata_core.cache.swap import Counts, Swap, Table
@@ -61,6 +62,8 @@ class Swapper:
     buffers: list[int]
     stopped: bool = field(default=False, init=False)
     counts: Counts = field(factory=Counts, init=False)
+    _mover: AdaptiveSource | None = field(init=False)
+    _stable: StableSource | None = field(init=False)
     _waves: Waves = field(init=False)
     _open: list[Swap] = field(factory=list, init=False)
     _readers: ThreadPoolExecutor = field(init=False)
@@ -68,6 +71,9 @@ class Swapper:
     _closed: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
+        # asked once: a look at a protocol takes as long as a copy's launch
+        self._mover = self.source if isinstance(self.source, AdaptiveSource) else None
+        self._stable = self.source if isinstance(self.source, StableSource) else None
         self._waves = Waves(self.runtime, self.pool.device)
         self._readers = ThreadPoolExecutor(READERS, "strata-swap")
         place = f"{self.runtime.label}{self.pool.device}"
@@ -149,10 +155,10 @@ class Swapper:
 
     def _prepare(self, swap: Swap) -> bool:
         """Have the source make room, and take the buffers; False where there are too few."""
-        if isinstance(self.source, AdaptiveSource):
-            swap.promote = self.source.begin_promote(swap.pair.entering)
+        if self._mover is not None:
+            swap.promote = self._mover.begin_promote(swap.pair.entering)
             swap.about = swap.pair.leaving
-            swap.demote = self.source.begin_demote(swap.pair.leaving)
+            swap.demote = self._mover.begin_demote(swap.pair.leaving)
             swap.about = swap.pair.entering
         needs_in = self._reachable(swap.pair.entering) is None
         needs_out = swap.demote is not None and not swap.demote.dma
@@ -164,7 +170,7 @@ class Swapper:
 
     def _reachable(self, expert: Expert) -> View | None:
         """Where a copy engine finds an expert; None where a thread has to fetch it."""
-        if not isinstance(self.source, StableSource):
+        if self._stable is None:
             return None  # to ask it would be to wait for its file
         view = self.source.view(expert)
         self.source.release(expert)
@@ -177,15 +183,15 @@ class Swapper:
             if swap.out is not None:
                 swap.wave = self._waves.fetch(swap.out, slot, layout.nbytes)
             else:
-                for part, target in zip(layout.parts, swap.demote.parts, strict=True):
-                    swap.wave = self._waves.fetch(target, slot + part.offset, part.nbytes)
+                for offset, target, nbytes in runs(layout, swap.demote.parts):
+                    swap.wave = self._waves.fetch(target, slot + offset, nbytes)
         view = self._reachable(entering)
         if view is None:
             assert swap.into is not None, "what cannot be reached was given a buffer"
             swap.reading = self._readers.submit(self._read, entering, swap.into)
             return
-        for part, address in zip(self.layouts[entering.layer].parts, view.parts, strict=True):
-            swap.wave = self._waves.bring(swap.slot + part.offset, address, part.nbytes)
+        for offset, address, nbytes in runs(self.layouts[entering.layer], view.parts):
+            swap.wave = self._waves.bring(swap.slot + offset, address, nbytes)
 
     def _read(self, expert: Expert, address: int) -> int:
         """In a thread: the blob into a buffer; how many bytes in it begins."""
@@ -268,11 +274,11 @@ class Swapper:
 
     def _show_leaving(self, swap: Swap) -> bool:
         """Have the source show its copy of the leaving expert, which is still in its slot."""
-        if swap.demote is None or not isinstance(self.source, AdaptiveSource):
+        if swap.demote is None or self._mover is None:
             return True
         demote, swap.demote = swap.demote, None
         try:
-            self.source.commit(demote)
+            self._mover.commit(demote)
         except Exception as error:  # noqa: BLE001 - a source may be a plugin's
             swap.about = swap.pair.leaving
             self._fail(swap, error)
@@ -282,15 +288,15 @@ class Swapper:
 
     def _hide_leaving(self, swap: Swap) -> None:
         """The leaving expert stays, and its copy's room is given back."""
-        if not swap.shown or not isinstance(self.source, AdaptiveSource):
+        if not swap.shown or self._mover is None:
             return
         try:
-            move = self.source.begin_promote(swap.pair.leaving)
+            move = self._mover.begin_promote(swap.pair.leaving)
         except Exception as error:  # noqa: BLE001 - a source may be a plugin's
             self._reports.unended(swap.pair.leaving, error)
             return
         if move is not None:
-            self._end(self.source.commit, move)
+            self._end(self._mover.commit, move)
 
     def _end(self, how: Callable[[Move], None], move: Move) -> None:
         """End a move of the source, which nothing depends on any more, whatever it raises."""
@@ -313,8 +319,8 @@ class Swapper:
             left=int(swap.shown),
             left_bytes=layout.nbytes * swap.shown,
         )
-        if swap.promote is not None and isinstance(self.source, AdaptiveSource):
-            self._end(self.source.commit, swap.promote)
+        if swap.promote is not None and self._mover is not None:
+            self._end(self._mover.commit, swap.promote)
 
     def _fail(self, swap: Swap, error: Exception) -> None:
         """Undo a swap for which the source had an error; whom it is about is not tried again."""
@@ -326,10 +332,10 @@ class Swapper:
 
     def _undo(self, swap: Swap) -> None:
         """All as it was. Nothing of the swap may be under way."""
-        if isinstance(self.source, AdaptiveSource):
+        if self._mover is not None:
             for move in (swap.demote, swap.promote):
                 if move is not None:
-                    self._end(self.source.abort, move)
+                    self._end(self._mover.abort, move)
         self.pool.give_spare(self.layouts[swap.pair.entering.layer], swap.slot)
         self._forget(swap)
         self.demand.bar(swap.pair.entering, barred=False)

@@ -1,11 +1,16 @@
 """Copies beside rounds: two streams of a device, one for each direction, and when they landed.
 
-What is put on them between two rounds is a wave: it lands together, and is asked for by one event.
+What is asked for between two rounds is a wave: it lands together, and is asked for by one event. A
+thread of its own puts it on the streams, since the driver takes some microseconds for each copy,
+and the next round need not wait for that.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 from attrs import define, field
@@ -24,11 +29,15 @@ class Wave:
     landed: bool = False
 
 
+Copy = tuple[int, int, int, int]
+"""Target, source, bytes, stream."""
+
+
 @define(eq=False)
 class Waves:
     """The streams `into` and `out` of a device. Used by one thread.
 
-    Methods raise DeviceError where a verb fails.
+    Methods raise DeviceError where a verb fails; `look` does for the copies asked for before it.
     """
 
     runtime: Runtime
@@ -40,9 +49,13 @@ class Waves:
     _idle_events: list[int] = field(factory=list, init=False)
     _waves: list[Wave] = field(factory=list, init=False)
     _current: Wave | None = field(default=None, init=False)
+    _copies: list[Copy] = field(factory=list, init=False)
+    _launcher: ThreadPoolExecutor = field(init=False)
+    _launching: Future[None] | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._launcher = ThreadPoolExecutor(1, "strata-copies")
         made: list[int] = []
         try:
             made.append(self.runtime.create_stream(self.device))
@@ -55,28 +68,45 @@ class Waves:
 
     def bring(self, target: int, source: int, nbytes: int) -> Wave:
         """Copy to the device; the wave that this lands with."""
-        wave = self._wave()
-        self.runtime.copy(target, source, nbytes, self.into)
-        return wave
+        self._copies.append((target, source, nbytes, self.into))
+        return self._wave()
 
     def fetch(self, target: int, source: int, nbytes: int) -> Wave:
         """Copy from the device; the wave that this lands with."""
-        wave = self._wave()
-        self.runtime.copy(target, source, nbytes, self.out)
-        return wave
+        self._copies.append((target, source, nbytes, self.out))
+        return self._wave()
 
     def end(self) -> None:
-        """What was copied since the last time is a wave."""
+        """What was asked for since the last time is a wave, and is put on the streams now."""
         if self._current is None:
             return
-        self.runtime.record(self._order, self.out)
-        self.runtime.wait(self.into, self._order)
-        self.runtime.record(self._current.event, self.into)
+        self._launched()
+        copies, self._copies = self._copies, []
+        self._launching = self._launcher.submit(self._launch, copies, self._current.event)
         self._waves.append(self._current)
         self._current = None
 
+    def _launch(self, copies: Sequence[Copy], event: int) -> None:
+        """In the thread: put copies on their streams, and behind all of them the event."""
+        try:
+            for copy in copies:
+                self.runtime.copy(*copy)
+            self.runtime.record(self._order, self.out)
+            self.runtime.wait(self.into, self._order)
+            self.runtime.record(event, self.into)
+        except DeviceError:
+            self.runtime.take_error()  # it is this thread's
+            raise
+
+    def _launched(self) -> None:
+        """Wait until the last wave is on the streams; raises what kept it from there, once."""
+        if self._launching is not None:
+            launching, self._launching = self._launching, None
+            launching.result()
+
     def look(self) -> None:
         """Ask, without waiting, which waves have landed; they do so in their order."""
+        self._launched()
         while self._waves and self.runtime.finished(self._waves[0].event):
             wave = self._waves.pop(0)
             wave.landed = True
@@ -85,6 +115,8 @@ class Waves:
     def still(self, patience: float) -> bool:
         """Whether nothing moves any more, after waiting `patience` seconds at most."""
         limit = time.monotonic() + patience
+        with suppress(DeviceError):  # told by `look`; what was put on the streams is waited for
+            self._launched()
         try:
             for stream in (self.into, self.out):
                 self.runtime.record(self._order, stream)
@@ -98,13 +130,14 @@ class Waves:
     def drain(self) -> None:
         """Wait until nothing moves, whatever fails of it."""
         steps = [partial(self.runtime.synchronize, stream) for stream in (self.into, self.out)]
-        undo_all(self.runtime, steps)
+        undo_all(self.runtime, [self._launched, *steps])
 
     def close(self) -> None:
         """Free streams and events; nothing may be moving. Again, it does nothing."""
         if self._closed:
             return
         self._closed = True
+        self._launcher.shutdown(wait=True)
         events, streams = (self._order, *self._events), (self.into, self.out)
         steps = [partial(self.runtime.destroy_event, event) for event in events]
         steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]

@@ -1,8 +1,9 @@
 """The self-test of a lane: small rows whose bits are known, computed once at start.
 
 A lane passes if it gives the bits of `golden_rows.bin`, which the exact mode made from the inputs
-below. Inputs are whole numbers mixed by multiplication and put together from their bits, so that
-they are the same on every machine. `tests/arithmetic/make_rows.py` writes the file.
+below; prompts on matrix units, whose order is their own, those that `exact_units` makes of them.
+Inputs are whole numbers mixed by multiplication and put together from their bits, so that they are
+the same on every machine. `tests/arithmetic/make_rows.py` writes the file.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import Degradation
 from strata_core.kernels import exact_math
+from strata_core.kernels.exact_quant import quantise
+from strata_core.kernels.exact_units import rows_product
 
 FILE = Path(__file__).with_name("golden_rows.bin")
 """float32 [types in the order of `TYPES`, TOKENS, ROWS], little endian."""
@@ -134,9 +137,21 @@ def golden(type_name: str) -> Golden:
 
 
 @cache
-def golden_inner(gate: str, up: str) -> Floats:
-    """What lies between the two halves of an expert: `silu_mul` of golden rows [TOKENS, ROWS]."""
-    made: Floats = exact_math.silu(golden(gate).out) * golden(up).out
+def golden_on_units(type_name: str) -> Golden:
+    """The same product in the order of matrix units, of a quantised type."""
+    weight, x = golden_weight(type_name), golden_activations()
+    out = rows_product(type_name, weight, ROWS, COLUMNS, quantise(x))
+    return Golden(type_name, weight, x, out)
+
+
+@cache
+def golden_inner(gate: str, up: str, *, units: bool = False) -> Floats:
+    """What lies between the two halves of an expert: `silu_mul` of golden rows [TOKENS, ROWS].
+
+    `units`: in the order of matrix units.
+    """
+    rows = golden_on_units if units else golden
+    made: Floats = exact_math.silu(rows(gate).out) * rows(up).out
     return made
 
 

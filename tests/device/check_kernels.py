@@ -2,7 +2,8 @@
 
 Compiles all kernels, runs each on random and edge inputs in windows of 1 to 8 tokens, and prints
 one line for each kernel and set of types: how many cases were equal, or the first difference.
-Attention on matrix units has an order of its own: it is compared with float64, and its bits with
+Products on matrix units have an order of their own, which the simulator restates in numpy.
+Attention on them has none that could be restated: it is compared with float64, and its bits with
 those of the same tokens in other chunks. Leaves with 1 if anything differs.
 
 Run: python tests/device/check_kernels.py [--on host] [--only NAME] [--device N] [--cache FOLDER]

@@ -170,16 +170,15 @@ def eaten(asked: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def left_of(made: list[Any]) -> list[str]:
+def left_of(made: list[Any], *, lost: bool = False) -> list[str]:
     """Claims that were not given back, and what a simulated driver still holds.
 
-    Of a lost device the driver takes nothing back: what is page-locked stays so until the process
+    Of a `lost` device the driver takes nothing back: what is page-locked stays so until the process
     ends, and is still claimed.
     """
     found = []
     for backend in made:
         inner = getattr(backend.runtime, "inner", backend.runtime)
-        lost = getattr(inner, "lost", False)
         claims = backend.ledger.outstanding()
         found += [str(claim) for claim in claims if not lost or claim.pool.startswith("vram")]
         if hasattr(inner, "leaks") and not lost:
@@ -229,7 +228,7 @@ def command(asked: argparse.Namespace, *more: str) -> int:
 
     with installed(asked.backend) as made:
         code = main(arguments_of(asked, *more))
-        left = left_of(made)
+        left = left_of(made, lost=asked.child in TRAPS)
     if left:
         print(f"left: {left}", file=sys.stderr)
         return 99

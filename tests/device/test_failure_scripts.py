@@ -8,6 +8,7 @@ import sys
 import check_golden
 import failures
 import harness
+import long_prompt
 import pytest
 import refusals
 import two_logical
@@ -169,3 +170,24 @@ def test_how_a_child_may_end():
     for change in worse:
         text = json.dumps({**found, **change})
         assert failures.judged("eaten", end(0, text))
+
+
+def test_a_long_prompt_is_compared_between_ways(program, model, monkeypatch):
+    chosen = ("-p", 150, "--backend", "sim", "--only", "all in slots", "none, chunks")
+    code, text = program(long_prompt, model, *chosen)
+    assert (code, text.splitlines()[-1]) == (0, "2 ways, all equal; 0 did not run")
+    assert "vram0" in text
+    found = long_prompt.ways
+
+    def other(experts, nbytes):
+        return {**found(experts, nbytes), "all in slots": {"expert_cache": experts, "kv": "int8"}}
+
+    monkeypatch.setattr(long_prompt, "ways", other)
+    code, text = program(long_prompt, model, *chosen)
+    assert (code, text.splitlines()[-1]) == (1, "2 ways, NOT EQUAL; 0 did not run")
+
+
+def test_a_long_prompt_that_does_not_fit_a_way_is_told(program, model):
+    code, text = program(long_prompt, model, "-p", 10**6, "--backend", "sim", "--only", "none")
+    assert code == 1
+    assert text.splitlines()[-1].endswith("did not run")

@@ -150,3 +150,22 @@ def test_dense_rows_are_exact(device, planes):
     import expert_rows
 
     assert expert_rows.check_dense(lab.Module("rows.cu"), planes, seed=8) == []
+
+
+def test_every_launch_of_a_layer_is_timed(compiled_kernels, capsys, monkeypatch):
+    import time_chunk
+
+    monkeypatch.setattr(time_chunk, "ENOUGH_SECONDS", 0.001)
+    small = ["--on", "sim", "--tokens", "8", "--cache", str(compiled_kernels)]
+    assert time_chunk.layer(time_chunk.options().parse_args(small)) == 0
+    said = capsys.readouterr().out
+    for name in (
+        "embed",
+        "matrix_linear",
+        "route",
+        "prompt_group",
+        "matrix_gate_up",
+        "matrix_down",
+    ):
+        assert f"\n{name} " in said
+    assert "a layer of 8 tokens" in said

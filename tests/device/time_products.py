@@ -30,7 +30,7 @@ from kernel_inputs import records_of, stored_rows  # noqa: E402
 
 from strata_core.kernels.device.capture import capture, kernels_of  # noqa: E402
 from strata_core.kernels.device.layout import STATUS_BYTES, WAVE, inner_bytes  # noqa: E402
-from strata_core.kernels.device.prompt_table import multiplying, spread_of  # noqa: E402
+from strata_core.kernels.device.prompt_table import multiplying, spread_of, within  # noqa: E402
 from strata_core.kernels.device.table import make_launch  # noqa: E402
 from strata_core.memory.address import address_of  # noqa: E402
 from strata_core.runtime import Launch  # noqa: E402
@@ -150,6 +150,7 @@ def grouped(
 
 def microseconds(runtime, device: int, stream: int, launch: Launch, replays: int) -> float:
     """Of one launch in a replayed graph, the median of some rows of replays."""
+    launch = within(launch, runtime.devices()[device].shared)
     runtime.load(device, kernels_of([launch]))
     graph, times = capture(runtime, stream, [launch] * replays), []
     try:

@@ -72,7 +72,7 @@ def test_a_faster_cpu_gets_more():
 
 def test_times_of_something_else_are_left_out():
     rounds, split = Rounds(CPU), measured()
-    changed = [rounds.one(split, slower=50.0 if n % 4 == 0 else 1.0) for n in range(4 * PERIOD)]
+    changed = [rounds.one(split, slower=50.0 if n % 5 == 0 else 1.0) for n in range(4 * PERIOD)]
     assert changed == [None] * (4 * PERIOD)
 
 

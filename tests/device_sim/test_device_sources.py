@@ -68,7 +68,7 @@ def logits(lab, checkpoint, runtime):
 @pytest.mark.skipif(host_compiler() is None, reason="there is no C++ compiler")
 @pytest.mark.timeout(900)
 def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
-    """On a device without matrix units and on one with them, whose attention is its own."""
+    """On a device without matrix units and on one with them, whose prompts are their own."""
     checkpoint = tiny_file()
     found, names, keys = [], {}, []
     machines = {matrix: SimHardware(vram=(1 << 30,), matrix=matrix) for matrix in (False, True)}
@@ -83,14 +83,17 @@ def test_a_model_on_the_device_sources(lab, library, tiny_file, tmp_path):
     for hardware in machines.values():
         found += logits(lab, checkpoint, build.runtime(hardware))
     assert {"gate_up", "down", "dispatch", "attention", *ON_MATRIX_UNITS} <= names[False]
+    assert "prompt_floats" in names[False]
     assert not names[False] & MATRIX_NAMES
-    # rows of floats (the router's) are multiplied as ever
-    assert {"prompt_linear", *MATRIX_NAMES} <= names[True]
-    assert not names[True] & {"prompt_gate_up", "prompt_down", "prompt_attention"}
+    # rows of floats (the router's) are multiplied alike on both
+    assert {"prompt_floats", *MATRIX_NAMES} <= names[True]
+    assert not names[True] & {"prompt_linear", "prompt_gate_up", "prompt_down", "prompt_attention"}
     cpu = lab.cpu(checkpoint, ids=IDS)
-    *found, whole, parts = found
-    for each in found:
+    plain, on_units = (found[i : i + 3] + found[i + 6 : i + 9] for i in (0, 3))
+    for each in (*plain, on_units[0], on_units[3]):
         assert each.tobytes() == cpu.tobytes()
-    assert whole.tobytes() == parts.tobytes()
-    assert whole.tobytes() != cpu.tobytes()
-    np.testing.assert_allclose(whole, cpu, atol=0.02)
+    # the simulator's own order of products, and with it the sources' of attention
+    for whole, parts in (on_units[1:3], on_units[4:6]):
+        assert whole.tobytes() == parts.tobytes()
+        assert whole.tobytes() != cpu.tobytes()
+        np.testing.assert_allclose(whole, cpu, atol=0.02)

@@ -26,19 +26,21 @@ SIZES = {
     "rows": 2,
     "outputs": 40,
 }
+OF_PROMPTS = {"tokens": 33, "rows": 33, "half": 32}
 TYPES = {"kv": "fp16", "head_dim": 64}
 FLOATS = {"norm_linear": "F32"}
 
 
 def launch_of(fused, run):
     """A fused launch whose arguments all differ but for sizes; those of other runs are 0."""
-    number = itertools.count(1 << 20, 4096)
+    name, number = fused.kernel.name, itertools.count(1 << 20, 4096)
     named = {part.args.get(name, name) for part in run for name in DEVICE_KERNELS[part.kernel].args}
     values = {
         name: 0 if name not in named else SIZES.get(name, next(number) % (1 << 30))
         for name in fused.kernel.args
     }
     values |= {"eps": 0.5} if "eps" in named else {}
+    values |= {n: v for n, v in OF_PROMPTS.items() if n in named and name.startswith("prompt_")}
     values |= {n: 64 for n in named if isinstance(n, str) and n.startswith("stride")}
     types = tuple(
         TYPES.get(name, FLOATS.get(fused.kernel.name, "Q8_0")) for name in fused.kernel.parameters

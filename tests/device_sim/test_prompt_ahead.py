@@ -30,7 +30,7 @@ def bind(lab, tiny_file):
 
     def make(cache, source="page-locked", link=5e9, **options):
         runtime = lab.runtime
-        lab.runtime = lambda: runtime(link=link, launch_s=2e-6, block_s=1e-7)
+        lab.runtime = lambda: runtime(link=link, launch_s=6e-6, block_s=1e-7)
         checkpoint = tiny_file({"layers": LAYERS})
         made.append(Bound(lab, checkpoint, 32, source, expert_cache=cache, **options))
         lab.runtime = runtime

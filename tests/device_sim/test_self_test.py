@@ -18,7 +18,7 @@ from strata_core.kernels.device import backend as backend_module
 from strata_core.kernels.device import self_test as module
 from strata_core.kernels.device.golden import TESTED, GoldenWork
 from strata_core.kernels.device.layout import ENTRY, HIT, LINK
-from strata_core.kernels.device.prompt_table import MATRIX_NAMES, ON_MATRIX_UNITS
+from strata_core.kernels.device.prompt_table import MATRIX_NAMES, OF_FLOATS, ON_MATRIX_UNITS
 from strata_core.kernels.device.self_test import AT_ONCE, compute, golden_keys
 from strata_core.kernels.device.table import DEVICE_KERNELS, unpack
 from strata_core.kernels.self_test import check_lane
@@ -40,7 +40,7 @@ FLOATS = ("F32", "F16", "BF16")
 EVERY = (*QUANTISED, *FLOATS)
 MIXED = [("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "Q4_0", "F16"), ("F16", "F32", "Q5_0")]
 BY_TYPE = sorted(TESTED - {"quantise", "combine", "combine_norm"})
-OF_QUANTISED = {"products", *MATRIX_NAMES}
+OF_QUANTISED = {"products", *OF_FLOATS, *MATRIX_NAMES}
 WRITTEN = {
     "quantise": ("records",),
     "linear": ("out",),
@@ -51,6 +51,7 @@ WRITTEN = {
     "combine": ("x",),
     "combine_norm": ("x", "out"),
     "prompt_linear": ("out",),
+    "prompt_floats": ("out",),
     "prompt_gate_up": ("inner",),
     "prompt_down": ("out",),
     "matrix_linear": ("out",),
@@ -60,13 +61,20 @@ WRITTEN = {
 """What each kernel writes; `row` is the first entry's."""
 
 
+def types_of(name: str) -> tuple[str, ...]:
+    """The types of weights that a kernel is made for."""
+    if name in OF_FLOATS.values():
+        return FLOATS
+    return QUANTISED if name in OF_QUANTISED else EVERY
+
+
 def keys_of(type_name: str) -> list[KernelKey]:
     """Every kernel that can be tested, for one type."""
     found = [KernelKey("combine"), KernelKey("combine_norm")]
     found += [
         KernelKey(name, (type_name,) * len(DEVICE_KERNELS[name].parameters))
         for name in BY_TYPE
-        if name not in OF_QUANTISED or type_name in UNPACK
+        if type_name in types_of(name)
     ]
     return golden_keys(found)
 
@@ -168,7 +176,7 @@ def test_one_wrong_bit_of_any_kernel_is_named_for_every_type(lab, name):
     assert set(WRITTEN) == TESTED
     for written in WRITTEN[name]:
         bench = Bench(meddled_runtime(lab, name, written))
-        types = QUANTISED if name in {"quantise", *OF_QUANTISED} else EVERY
+        types = QUANTISED if name == "quantise" else types_of(name)
         for type_name in types:
             own, link = bench.checks(keys_of(type_name))
             blamed = {text.partition(" ")[0] for text in own.wrong}
@@ -187,17 +195,17 @@ def test_a_kernel_that_writes_nothing_is_named(lab):
         silent = {**kernels, name: lambda *_: None}
         runtime = SimRuntime(SimHardware(), host_kernels=silent, pointers=pointers)
         bench = Bench(runtime)
-        own, _ = bench.checks(keys_of("Q4_K"))
+        own, _ = bench.checks(keys_of(types_of(name)[0]))
         assert {text.partition(" ")[0] for text in own.wrong} == {name}
         bench.close()
 
 
 def test_it_is_small():
-    """Fewer than 20 launches a type, beyond the four that make activations into records."""
+    """Fewer than 20 launches a type, beyond the five that make activations into records."""
     for type_name, others in product(EVERY, (MATRIX_NAMES, ON_MATRIX_UNITS)):
         work = GoldenWork(256, 256, PLAIN_ROOM)
         work.add(key for key in keys_of(type_name) if key.name not in others)
-        assert len(work.launches) < 24
+        assert len(work.launches) < 25
         assert work.image.nbytes < 1 << 18
 
 

@@ -102,8 +102,10 @@ def test_layouts_have_their_sizes():
 def test_matrix_units_take_rows_that_are_quantised():
     assert multiplying("prompt_down", ("Q4_K",), matrix=True) == "matrix_down"
     assert multiplying("prompt_gate_up", ("Q4_K", "Q6_K"), matrix=True) == "matrix_gate_up"
-    for types, matrix in ((("Q4_K",), False), (("F16",), True), (("Q4_K", "F32"), True)):
-        assert multiplying("prompt_linear", types, matrix=matrix) == "prompt_linear"
+    assert multiplying("prompt_linear", ("Q4_K",), matrix=False) == "prompt_linear"
+    for types, matrix in ((("F16",), False), (("F16",), True), (("Q4_K", "F32"), True)):
+        assert multiplying("prompt_linear", types, matrix=matrix) == "prompt_floats"
+        assert multiplying("prompt_down", types, matrix=matrix) == "prompt_down"
     for name, (matrix_name, _) in ON_MATRIX_UNITS.items():
         plain, other = DEVICE_KERNELS[name], DEVICE_KERNELS[matrix_name]
         assert (plain.args, plain.parameters) == (other.args, other.parameters)
@@ -119,7 +121,7 @@ def test_matrix_units_take_attention_over_halves_and_bytes():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "spread"), [(1, 1), (512, 1), (1024, 2), (2048, 4), (4096, 8), (65536, 8)]
+    ("tokens", "spread"), [(1, 1), (512, 1), (1024, 2), (2048, 4), (4096, 8), (65536, 16)]
 )
-def test_blocks_of_matrix_units_take_about_a_tile_each(tokens, spread):
+def test_blocks_of_matrix_units_take_a_tile_each_or_none(tokens, spread):
     assert spread_of("matrix_down", tokens, 8 * tokens, 128) == spread

@@ -32,6 +32,7 @@ from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
 HERE = Path(__file__).resolve().parent
+OF_FLOATS = ("norm_linear", "prompt_floats")
 KV_TYPES = ("fp32", "fp16", "int8")
 HEAD_DIMS = (64, 80, 128, 256)
 CLANGS = ("clang++-19", "clang++-20", "clang++-21", "clang++")
@@ -112,7 +113,9 @@ def every_key(*, matrix: bool) -> list[KernelKey]:
         for parameters in itertools.product(*choices):
             if name == "products" and not _mixed(*map(str, parameters)):
                 continue
-            if name == "norm_linear" and parameters[0] not in FLOATS:
+            if name in OF_FLOATS and parameters[0] not in FLOATS:
+                continue
+            if name == "prompt_linear" and parameters[0] in FLOATS:
                 continue
             if name.endswith("gate_up") and not _together(*map(str, parameters)):
                 continue

@@ -48,6 +48,43 @@ def norms(rng) -> Iterator[Case]:
         yield _case("norm_rows", f"{rows}x{dim}", (), buffers, looks, sizes)
 
 
+def prompt_norms(rng) -> Iterator[Case]:
+    """Norms of rows behind nothing, behind a sum and behind a combine."""
+    for rows, dim, bad, packed in (
+        (9, 2048, None, True),
+        (10, 800, None, True),
+        (12, 256, np.inf, True),
+        (9, 1056, None, False),
+    ):
+        x = activations(rows, dim, rng)
+        if bad:
+            x[1, 7] = bad
+        buffers = {
+            "x": x,
+            "gain": rng.standard_normal(dim).astype(np.float32),
+            "out": np.zeros_like(x),
+        }
+        sizes = {"rows": rows, "dim": dim, "eps": 1e-6, "op": 7 * packed}
+        looks = dict.fromkeys(("out", *(("records", "status") if packed else ())), same)
+        if bad:
+            looks |= dict.fromkeys(("out", "records"), lambda a: a[:0])
+        none = {} if packed else {"records": 0, "status": 0}
+        if packed:
+            buffers |= {"records": _records(rows, dim), "status": nothing_latched()}
+            yield _case("prompt_norm", f"{rows}x{dim}", (), buffers, looks, sizes)
+        summed = same if not bad else lambda a: a[2:]
+        y = {"y": rng.standard_normal((rows, dim)).astype(np.float32)}
+        label, more = f"{rows}x{dim}", looks | {"x": summed}
+        yield _case("prompt_add_norm", label, (), buffers | y, more, sizes, **none)
+        for top_k in (1, 8, 11):
+            entries = rng.standard_normal((rows * top_k, dim)).astype(np.float32)
+            weights = rng.random((rows, top_k)).astype(np.float32)
+            made = buffers | {"experts": entries, "weights": weights}
+            label = f"{rows}x{dim} of {top_k}"
+            counts = sizes | {"top_k": top_k}
+            yield _case("prompt_combine_norm", label, (), made, more, counts, **none)
+
+
 def routers(name: str, rng) -> Iterator[Case]:
     for rows, dim, outputs, packed in ((1, 2048, 37, 1), (2, 288, 20, 1), (2, 96, 9, 0)):
         buffers = {
@@ -152,13 +189,23 @@ def added(name: str, rng) -> Iterator[Case]:
         yield _case("linear_add", f"{tokens} x {columns}", (name,), buffers, looks, sizes, **args)
 
 
-def heads(kv: str, rng) -> Iterator[Case]:
-    for head_dim, half, n_heads, kv_heads, tokens, gains in (
-        (128, 64, 4, 2, 1, True),
-        (64, 32, 3, 1, 8, True),
-        (96, 16, 2, 2, 3, False),
-        (256, 128, 2, 1, 2, True),
-    ):
+HEADS = (
+    (128, 64, 4, 2, 1, True),
+    (64, 32, 3, 1, 8, True),
+    (96, 16, 2, 2, 3, False),
+    (256, 128, 2, 1, 2, True),
+)
+PROMPT_HEADS = (
+    (128, 64, 14, 3, 9, True),
+    (64, 32, 3, 1, 13, True),
+    (128, 64, 9, 9, 10, False),
+    (256, 128, 4, 2, 12, True),
+)
+"""Elements of a head, pairs that turn, heads of q, of k, tokens, whether they are normed."""
+
+
+def heads(kv: str, rng, name: str = "heads", chosen=HEADS) -> Iterator[Case]:
+    for head_dim, half, n_heads, kv_heads, tokens, gains in chosen:
         width = kv_heads * head_dim
         buffers, links = placed(kv, width, tokens, rng)
         angle = rng.uniform(-9, 9, (tokens, half))
@@ -182,8 +229,8 @@ def heads(kv: str, rng) -> Iterator[Case]:
         written = [n for n in buffers if n[0] in "kv" and n[-1] in "01"]
         looks = dict.fromkeys(["q", "k", "status", *written], same)
         looks["places"] = lambda a: a[:0]
-        label = f"heads {tokens}x{n_heads}+{kv_heads}x{head_dim}/{half}" + " normed" * gains
-        yield Case(label, KernelKey("heads", (kv,)), buffers, {**args, **sizes}, looks, links)
+        label = f"{name} {tokens}x{n_heads}+{kv_heads}x{head_dim}/{half}" + " normed" * gains
+        yield Case(label, KernelKey(name, (kv,)), buffers, {**args, **sizes}, looks, links)
 
 
 def merges(head_dim: int, rng) -> Iterator[Case]:
@@ -266,7 +313,7 @@ MIXES = (
 def fused_cases(*, every: bool = True) -> Iterator[Case]:
     """All of them, or a few of each kernel."""
     rng = np.random.default_rng(21)
-    for make in (norms, combines, silus, dispatches):
+    for make in (norms, prompt_norms, combines, silus, dispatches):
         yield from make(rng)
     for types in MIXES if every else MIXES[1:2]:
         yield from products(types, rng)
@@ -276,5 +323,6 @@ def fused_cases(*, every: bool = True) -> Iterator[Case]:
         yield from routers(name, rng)
     for kv in KV_TYPES:
         yield from heads(kv, rng)
+        yield from heads(kv, rng, "prompt_heads", PROMPT_HEADS)
     for head_dim in (64, 80, 128) if every else (80,):
         yield from merges(head_dim, rng)

@@ -14,6 +14,7 @@ import numpy as np
 from attrs import field, frozen
 
 from strata_core.kernels.device.layout import ENTRY, RECORD_BYTES
+from strata_core.kernels.device.prompt_table import within
 from strata_core.kernels.device.table import make_launch
 from strata_core.memory.address import address_of
 from strata_core.runtime import KernelKey
@@ -122,7 +123,9 @@ class Bench:
             runtime.load(self.device, [case.key])
             if before is not None:
                 before({name: place for name, (_, place) in places.items()}, raw)
-            runtime.launch(make_launch(case.key.name, case.key.parameters, **values), self.stream)
+            launch = make_launch(case.key.name, case.key.parameters, **values)
+            room = runtime.devices()[self.device].shared
+            runtime.launch(within(launch, room), self.stream)
             runtime.synchronize(self.stream)
             back = {name: self._get(places[name][0], raw[name].size + GUARD) for name in raw}
         except Exception:

@@ -29,6 +29,19 @@ LATE = {
     "dispatch": ("logits", "x"),
     "gate_up": ("entries", "x"),
     "down": ("inner",),
+    "prompt_norm": ("x",),
+    "prompt_add_norm": ("y",),
+    "prompt_combine_norm": ("experts",),
+    "prompt_heads": ("v",),
+    "prompt_floats": ("x",),
+    "prompt_linear": ("x",),
+    "prompt_group": ("picks",),
+    "prompt_combine": ("rows",),
+    "prompt_gate_up": ("x",),
+    "prompt_down": ("inner",),
+    "matrix_linear": ("x",),
+    "matrix_gate_up": ("x",),
+    "matrix_down": ("inner",),
 }
 """Buffers of the predecessor by kernel, but for those that the kernel itself writes, and for the
 keys and values of the window's own positions, which `late_keys` adds."""

@@ -21,29 +21,41 @@ from weight_cases import MIXES, SHIFTS, inputs_of
 
 from strata_core.checkpoint.types import TYPES
 from strata_core.kernels.device.layout import WAVE, inner_bytes
-from strata_core.kernels.device.prompt_table import ON_MATRIX_UNITS
+from strata_core.kernels.device.prompt_table import ON_MATRIX_UNITS, multiplying
 from strata_core.runtime import KernelKey
 
 
 def prompt_linear_cases(type_name: str) -> Iterator[Case]:
     rng = np.random.default_rng(400 + TYPES[type_name].ggml)
     for columns, tokens in zip(narrow_columns(type_name), (40, 16, 17), strict=True):
-        rows, shift = 37, SHIFTS[type_name]
-        data = stored_rows(type_name, rows, columns, rng)
-        x = activations(tokens, columns, rng)
-        buffers = {
-            "weight": Buffer(np.concatenate([np.zeros(shift, np.uint8), data.ravel()])),
-            "x": Buffer(inputs_of(type_name, x)),
-            "out": Buffer(np.zeros((tokens, rows), np.float32)),
-        }
-        args = {n: Ref(n) for n in buffers} | {"weight": Ref("weight", shift), "bias": 0}
-        if tokens != 16:
-            buffers["bias"] = Buffer(rng.standard_normal(rows).astype(np.float32))
-            args["bias"] = Ref("bias")
-        sizes = {"stride": data.shape[1], "tokens": tokens, "rows": rows, "columns": columns}
-        key = KernelKey("prompt_linear", (type_name,))
-        label = f"prompt_linear {tokens} x {columns}"
-        yield Case(label, key, buffers, {**args, **sizes}, {"out": same})
+        yield _linear_case(type_name, (37, columns), activations(tokens, columns, rng), rng)
+    if type_name in FLOATS:
+        for rows, columns, tokens in ((130, 520, 70), (64, 256, 32), (1, 33, 2)):
+            x = activations(tokens, columns, rng)
+            x[-1] = -np.finfo(np.float32).smallest_subnormal  # sums of either zero
+            yield _linear_case(type_name, (rows, columns), x, rng)
+
+
+def _linear_case(
+    type_name: str, shape: tuple[int, int], x: np.ndarray, rng: np.random.Generator
+) -> Case:
+    """`shape`: rows and columns; a bias but for 16 tokens; many rows are aligned."""
+    (rows, columns), tokens = shape, len(x)
+    shift = 0 if rows >= 64 else SHIFTS[type_name]
+    data = stored_rows(type_name, rows, columns, rng)
+    buffers = {
+        "weight": Buffer(np.concatenate([np.zeros(shift, np.uint8), data.ravel()])),
+        "x": Buffer(inputs_of(type_name, x)),
+        "out": Buffer(np.zeros((tokens, rows), np.float32)),
+    }
+    args = {n: Ref(n) for n in buffers} | {"weight": Ref("weight", shift), "bias": 0}
+    if tokens != 16:
+        buffers["bias"] = Buffer(rng.standard_normal(rows).astype(np.float32))
+        args["bias"] = Ref("bias")
+    sizes = {"stride": data.shape[1], "tokens": tokens, "rows": rows, "columns": columns}
+    key = KernelKey(multiplying("prompt_linear", (type_name,), matrix=False), (type_name,))
+    label = f"{key.name} {tokens} x {columns}"
+    return Case(label, key, buffers, {**args, **sizes}, {"out": same})
 
 
 def prompt_extreme_cases(type_name: str) -> Iterator[Case]:
@@ -265,7 +277,7 @@ def prompt_ragged_cases(type_name: str) -> Iterator[Case]:
 def grouping_cases() -> Iterator[Case]:
     """prompt_group, and prompt_combine behind it."""
     rng = np.random.default_rng(12)
-    for count, experts in ((1, 1), (40, 5), (2500, 60), (1024, 1024)):
+    for count, experts in ((1, 1), (40, 5), (2500, 60), (5000, 3), (1024, 300)):
         picks = rng.integers(0, experts, count).astype(np.int32)
         starts, order = np.zeros(experts + 1, np.int32), np.zeros(count, np.int32)
         buffers = {n: Buffer(a) for n, a in zip(("picks", "starts", "order"),

@@ -82,6 +82,7 @@ def products_of_prompts():
         yield from list(prompt_linear_cases(name))[-1:]
         yield from list(prompt_down_cases(name))[1:2]
         yield from list(prompt_expert_cases(name, name, name))[1:]
+    yield from list(prompt_linear_cases("F32"))[3:]
     for name in ("Q4_0", "Q5_1", "Q8_0"):
         yield from list(prompt_down_cases(name))[:1]
     for name in QUANTISED:

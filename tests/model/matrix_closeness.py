@@ -1,10 +1,11 @@
-"""How close attention on matrix units comes to the CPU, with its kernel run on the host.
+"""How close prompts on matrix units come to the CPU, with attention's kernel run on the host.
 
-    python tests/model/matrix_closeness.py MODEL... [--kv fp16,int8] [--tokens 512]
+    python tests/model/matrix_closeness.py MODEL... [--kv fp16,int8] [--tokens 512] [--products]
 
 The table of `closeness.py --against cpu`, where no device is: a simulated one says that it has
-matrix units, and its `matrix_attention` is the device source, compiled for the host; all else are
-the CPU's steps. A step of a unit is summed in plain floats there. Needs a C++ compiler.
+matrix units, so that its products are summed in their order (numpy), and its `matrix_attention` is
+the device source, compiled for the host; all else are the CPU's steps. A step of a unit is summed
+in plain floats there. With --products attention is the CPU's too. Needs a C++ compiler.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from strata_core.testing.sim.host_kernels import HostKernels  # noqa: E402
 NAME = ON_MATRIX_UNITS["prompt_attention"][0]
 
 
-def with_units(build: HostBuild) -> Any:
-    """Simulated devices have matrix units meanwhile, and that one kernel of `build`."""
+def with_units(build: HostBuild | None) -> Any:
+    """Simulated devices have matrix units meanwhile, and that one kernel of `build`, if any."""
     init, mapping = hardware.SimHardware.__init__, HostKernels.mapping
 
     def made(self: Any, *args: Any, **given: Any) -> None:
         init(self, *args, **{**given, "matrix": True})
 
     def kernels(self: HostKernels) -> Mapping[str, Any]:
-        return {**mapping(self), NAME: build}
+        return mapping(self) if build is None else {**mapping(self), NAME: build}
 
     return patch.multiple(hardware.SimHardware, __init__=made), patch.multiple(
         HostKernels, mapping=kernels
@@ -62,6 +63,7 @@ def main() -> int:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--kv", default="fp16,int8")
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--products", action="store_true")
     asked = parser.parse_args()
     folder = Path(tempfile.gettempdir()) / "strata-check"
     print("| model | kv | KL mean | median | 95 % | largest | NLL difference | equal bits |")
@@ -72,7 +74,9 @@ def main() -> int:
             if attending(kv, head_dim, matrix=True) != NAME:
                 print(f"| {model.name} | {kv} | heads of {head_dim} keep the CPU's order |")
                 continue
-            units, kernels = with_units(HostBuild([KernelKey(NAME, (kv, head_dim))], folder))
+            key = KernelKey(NAME, (kv, head_dim))
+            build = None if asked.products else HostBuild([key], folder)
+            units, kernels = with_units(build)
             expected = logs(model, ids, backend="cpu", kv=kv)
             with units, kernels:
                 ours = logs(model, ids, backend="sim", kv=kv)

@@ -24,7 +24,7 @@ from strata_core.plan.speed import Lane, Pace, Rate
 
 from .device_requests import MIB, request
 
-LENGTHS = (MOST, 4096, USUAL, 1024, 256, 64)
+LENGTHS = (MOST, USUAL, 2048, 1024, 256, 64)
 
 
 def shaped(link: float, ops: float) -> Pace:
@@ -62,10 +62,10 @@ def large(cache: int | None = None, link: float = 50e9, mib: int = 140_000) -> P
     ("cache", "link", "tokens"),
     [
         (0, 50e9, 4096),
-        (3072, 50e9, 2048),
-        (6144, 50e9, 2048),
+        (3072, 50e9, 4096),
+        (6144, 50e9, 4096),
         (0, 25e9, 8192),
-        (0, 200e9, 2048),
+        (0, 200e9, 4096),
     ],
 )
 def test_a_large_model_has_the_chunk_that_its_link_asks_for(cache, link, tokens) -> None:
@@ -89,7 +89,7 @@ def test_no_model_is_refused_for_a_chunk_that_nobody_asked_for() -> None:
     sizes, because, shorter = suiting(candidates(wanted.sizes, 150 << 10), wanted, decide)
     assert sizes.chunk == 4096
     assert because == "as long as DEV0 has room for beside the rest"
-    assert [other.chunk for other in shorter] == [USUAL, 1024, 256, 64]
+    assert [other.chunk for other in shorter] == [2048, 1024, 256, 64]
     assert decide(evolve(wanted, sizes=sizes)).fits
     plan = decide(evolve(wanted, sizes=candidates(wanted.sizes, 150 << 10)[0]))
     assert plan.tier("vram0").short_by > 0
@@ -97,7 +97,7 @@ def test_no_model_is_refused_for_a_chunk_that_nobody_asked_for() -> None:
 
 def test_a_chunk_that_was_named_says_so() -> None:
     wanted = large(0)
-    plan = make_plan(evolve(wanted, sizes=candidates(wanted.sizes, 0)[3]))
+    plan = make_plan(evolve(wanted, sizes=candidates(wanted.sizes, 0)[LENGTHS.index(1024)]))
     assert "chunks of 1024 tokens (named by --prefill): it brings 6144 experts" in explain(plan)
 
 

@@ -58,9 +58,19 @@ def test_exact_prompts_are_compared_with_the_cpu(model, units) -> None:
     assert not any(row.run.own for row in rows if row.run)
 
 
-def test_floats_keep_the_cpus_order(model, units) -> None:
+def test_products_of_quantised_rows_have_an_order_of_their_own(model, units) -> None:
     units(lambda: 1.001)
-    (row,) = proven(model, 1, kv="fp32")
+    rows = proven(model, 2, kv="fp32")
+    assert [row.verdict for row in rows] == ["equal"] * 2
+    assert [row.run.own for row in rows if row.run] == [{"150"}] * 2
+
+
+def test_floats_keep_the_cpus_order(tmp_path, units) -> None:
+    path = tmp_path / "m.gguf"
+    sizes = tiny_hyper(experts=8, layers=2)
+    write_tiny_gguf(path, hyper=sizes, dense_type="F32", expert_type="F16")
+    units(lambda: 1.001)
+    (row,) = proven(path, 1, kv="fp32")
     assert row.verdict == "equal"
     assert row.run is not None
     assert not row.run.own

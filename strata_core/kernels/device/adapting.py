@@ -46,6 +46,14 @@ class DeviceTable:
     host: HostLane
     linked: bool
     _fresh: bool = field(default=False, init=False)
+    _mover: AdaptiveSource | None = field(init=False)
+    _spans: dict[int, tuple[int, int]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # asked once: each of these takes as long as a copy's launch
+        self._mover = self.source if isinstance(self.source, AdaptiveSource) else None
+        tables = self.cells.layers.items()
+        self._spans = {layer: (table.ctypes.data, table.nbytes) for layer, table in tables}
 
     def publish(self, swaps: Sequence[tuple[Pair, int]]) -> None:
         """From the next round on, each entering expert is in the slot at that address.
@@ -71,8 +79,7 @@ class DeviceTable:
 
     def _copy(self, touched: Iterable[int]) -> None:
         """One copy, from the first of these layers' cells to the end of the last one's."""
-        tables = [self.cells.layers[layer] for layer in touched]
-        spans = [(table.__array_interface__["data"][0], table.nbytes) for table in tables]
+        spans = [self._spans[layer] for layer in touched]
         start = min(address for address, _ in spans)
         end = max(address + nbytes for address, nbytes in spans)
         assert self.mirror <= start < end <= self.mirror + self.nbytes, "cells lie in the mirror"
@@ -94,14 +101,14 @@ class DeviceTable:
             entering, (slot + parts[0].offset, slot + parts[1].offset, slot + parts[2].offset)
         )
         self.cells.empty(leaving)
-        if self.linked and isinstance(self.source, AdaptiveSource):
+        if self.linked and self._mover is not None:
             held = holds(self.source, leaving)
             self.cells.link(leaving, alias_of(self.source, leaving) if held else None)
             self.cells.link(entering, None)
 
     def refresh(self, experts: Iterable[Expert]) -> None:
         """The source's addresses of these experts have changed."""
-        if isinstance(self.source, AdaptiveSource):
+        if self._mover is not None:
             self.host.serving.moved(experts)
 
     def round_over(self) -> None:

@@ -17,7 +17,10 @@ from strata_core.kernels.device.split import Lane, Split, by_lanes
 _log = logging.getLogger("strata.device")
 
 PERIOD = 32
-"""Rounds of one token that a look is about; those of the first are not counted."""
+"""Rounds of one token that a correction is about; those of the first are not looked at."""
+
+EVERY = 4
+"""One of so many rounds is looked at: that takes longer than all else that is noted of a round."""
 
 LEAST = 32
 """Layers with work for the CPU that a look needs."""
@@ -49,6 +52,8 @@ class Correction:
         None: it stays.
         """
         self._rounds += 1
+        if self._rounds % EVERY:
+            return None
         if self._rounds > PERIOD:
             self._watch(split)
         if self._rounds % PERIOD or not self._ratios:

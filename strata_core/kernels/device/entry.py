@@ -120,3 +120,14 @@ def staged(matrices: Mapping[str, str], other: str = "") -> Callable[[Values], G
         return Geometry((blocks, int(a[other]) if other else 1, 1), (32 * WARPS, 1, 1), shared)
 
     return rule
+
+
+MOST_EMBEDDED = 32 << 10
+"""Bytes of a row of embeddings that a block brings into shared memory. The sources' own."""
+
+
+def embedded(a: Values) -> Geometry:
+    """A block for each token, with room for its row of the table."""
+    stride = int(a["stride"])
+    shared = slot_bytes(stride, 1) if stride <= MOST_EMBEDDED else 0
+    return Geometry((int(a["tokens"]), 1, 1), (256, 1, 1), shared)

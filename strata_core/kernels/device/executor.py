@@ -24,6 +24,7 @@ from strata_core.kernels.device.dispatch import Dispatcher, random_tokens
 from strata_core.kernels.device.exchange import LINE, MOST_HELPERS, next_number
 from strata_core.kernels.device.kv import KvRoom, KvRooms
 from strata_core.kernels.device.layout import HIT, HOST, LANES, LATE, LINK, STATUS_BYTES
+from strata_core.kernels.device.picks import Picks
 from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.rounds import Maker, Round
 from strata_core.kernels.device.segments import Mode
@@ -81,7 +82,7 @@ class DeviceExecutor:
         layers, each = len(self._model.routed), self._model.experts
         self._picked = self._exchange.array("picks", np.int32, layers, self._exchange.shape.entries)
         self._first_number = np.arange(layers, dtype=np.int64)[:, None] * each
-        self._totals = np.zeros(layers * each, np.int64)
+        self._picks = Picks(layers * each)
         self._told = self._exchange.array("counts", np.uint64, layers, LANES)
         self._served = self._told.copy()
 
@@ -152,7 +153,7 @@ class DeviceExecutor:
         logits = self._prompts.run(window, places, self._number)
         if self._model.routed:
             picked = [self._prompts.picked(layer) for layer in self._model.routed]
-            self._totals = self._totals + np.concatenate(picked)
+            self._picks.add(np.concatenate(picked))
         return logits
 
     def _go_without(self, lost: list[Expert]) -> None:
@@ -293,8 +294,7 @@ class DeviceExecutor:
         Prompts are counted, but the cache does not follow them: the experts of decoding stay.
         """
         asked = (self._picked[:, : tokens * self._model.shape.top_k] + self._first_number).ravel()
-        # not in place: another thread may be reading the old ones
-        self._totals = self._totals + np.bincount(asked, minlength=len(self._totals))
+        self._picks.note(asked)
         if decoding and self._adaptation is not None:
             self._adaptation.after(asked)
 
@@ -358,7 +358,7 @@ class DeviceExecutor:
 
     def picks(self) -> Mapping[int, NDArray[np.int64]]:
         """How often each expert was chosen so far, by layer; any thread may ask."""
-        rows = self._totals.reshape(len(self._model.routed), -1).copy()
+        rows = self._picks.totals().reshape(len(self._model.routed), -1)
         return dict(zip(self._model.routed, rows, strict=True))
 
     def asked(self) -> Mapping[str, int]:

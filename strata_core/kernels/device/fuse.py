@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
-from strata_core.kernels.device.fused_table import FUSED, Fused, Part
+from strata_core.kernels.device.fused_entry import Fused, Part
+from strata_core.kernels.device.fused_table import FUSED
 from strata_core.kernels.device.segments import Item, Segment
 from strata_core.kernels.device.table import DEVICE_KERNELS, make_launch, unpack
 from strata_core.runtime import KernelKey, Launch

@@ -7,9 +7,7 @@ has the plain kernels alone. What the plain kernels write is written too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-from attrs import field, frozen
+from collections.abc import Sequence
 
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.entry import (
@@ -23,42 +21,24 @@ from strata_core.kernels.device.entry import (
     staged,
     staged_rows,
 )
+from strata_core.kernels.device.fused_entry import (
+    HEADS_ARGS,
+    HEADS_RUNS,
+    NORM_PART,
+    QUANTISE_PART,
+    WIDEST_ROW,
+    Fused,
+    Part,
+)
 from strata_core.kernels.device.layout import CELL, MOST_TOKENS
+from strata_core.kernels.device.prompt_fused import PROMPT_FUSED
 from strata_core.runtime import PLAIN_ROOM
-
-WIDEST_ROW = 8192
-"""Floats of the longest row that a norm keeps in shared memory."""
-
 
 FEW_ROWS, FEW_OUTPUTS = 2, 1024
 """Rows, and outputs of each, for which every block of `norm_linear` makes the norm itself."""
 
 MOST_PICKS = 64
 """Experts of a token that `combine_norm` takes."""
-
-
-@frozen(kw_only=True)
-class Part:
-    """A plain launch: its kernel, its parameters as the fused kernel calls them.
-
-    `args` are those that are called otherwise here, or that must have a value.
-    """
-
-    kernel: str
-    parameters: tuple[str, ...] = ()
-    args: Mapping[str, str | int] = field(factory=dict)
-
-
-@frozen(kw_only=True)
-class Fused:
-    """A fused kernel. `runs` are what it stands for, the longest first.
-
-    Arguments and parameters that a run does not name are 0, or the first parameter's.
-    """
-
-    kernel: DeviceKernel
-    runs: tuple[tuple[Part, ...], ...]
-    fits: Callable[[Values, Sequence[str | int]], bool] = lambda _values, _parameters: True
 
 
 def _norm_shared(a: Values) -> Geometry:
@@ -104,8 +84,6 @@ def _heads_fit(a: Values, _: Sequence[str | int]) -> bool:
 
 
 _COMBINE = Part(kernel="combine", args={"tokens": "rows", "width": "dim"})
-_NORM = Part(kernel="rms_norm", args={"runs": 1, "weight": "gain"})
-_QUANTISE = Part(kernel="quantise", args={"x": "out", "width": "dim"})
 
 _FLOATS = Part(
     kernel="linear",
@@ -118,19 +96,6 @@ _FLOATS = Part(
         "columns": "dim",
     },
 )
-
-
-def _normed(of: str, heads: str) -> Part:
-    args = {"x": of, "out": of, "weight": f"{of}_gain", "rows": "tokens", "dim": "head_dim"}
-    return Part(kernel="rms_norm", args={**args, "runs": heads})
-
-
-def _turned(of: str, heads: str) -> Part:
-    return Part(kernel="rope", args={"x": of, "heads": heads})
-
-
-_APPEND = Part(kernel="kv_append", parameters=("kv",))
-_TURNS = (_turned("q", "heads"), _turned("k", "kv_heads"), _APPEND)
 
 
 def _product(n: str) -> Part:
@@ -158,7 +123,7 @@ _ALL = (
             geometry=_norm_shared,
             summary="rms_norm of whole rows, and their records",
         ),
-        runs=((_NORM, _QUANTISE),),
+        runs=((NORM_PART, QUANTISE_PART),),
         fits=_row_fits,
     ),
     Fused(
@@ -185,7 +150,7 @@ _ALL = (
             summary="rms_norm of a few rows, their records unless records is 0, and linear of the "
             "normed rows with a float matrix",
         ),
-        runs=((_NORM, _QUANTISE, _FLOATS), (_NORM, _FLOATS)),
+        runs=((NORM_PART, QUANTISE_PART, _FLOATS), (NORM_PART, _FLOATS)),
         fits=_norm_linear_fits,
     ),
     Fused(
@@ -209,7 +174,7 @@ _ALL = (
             geometry=_norm_shared,
             summary="combine, then rms_norm of whole rows and, unless records is 0, their records",
         ),
-        runs=((_COMBINE, _NORM, _QUANTISE), (_COMBINE, _NORM)),
+        runs=((_COMBINE, NORM_PART, QUANTISE_PART), (_COMBINE, NORM_PART)),
         fits=lambda a, types: _row_fits(a, types) and a["top_k"] <= MOST_PICKS,
     ),
     Fused(
@@ -238,35 +203,12 @@ _ALL = (
         kernel=DeviceKernel(
             name="heads",
             parameters=("kv",),
-            args={
-                "q": "ptr",
-                "k": "ptr",
-                "v": "ptr",
-                "q_gain": "ptr",
-                "k_gain": "ptr",
-                "cos": "ptr",
-                "sin": "ptr",
-                "positions": "ptr",
-                "places": "ptr",
-                "status": "ptr",
-                "layer_offset": "i64",
-                "tokens": "i32",
-                "heads": "i32",
-                "kv_heads": "i32",
-                "head_dim": "i32",
-                "half": "i32",
-                "width": "i32",
-                "eps": "f32",
-                "op": "i32",
-            },
+            args=HEADS_ARGS,
             geometry=_head_threads,
             summary="rms_norm of each head of q and k (unless the gains are 0), rope of both, "
             "kv_append; `width`: kv_heads * head_dim",
         ),
-        runs=(
-            (_normed("q", "heads"), _normed("k", "kv_heads"), *_TURNS),
-            _TURNS,
-        ),
+        runs=HEADS_RUNS,
         fits=_heads_fit,
     ),
     Fused(
@@ -383,5 +325,5 @@ _ALL = (
     ),
 )
 
-FUSED: dict[str, Fused] = {fused.kernel.name: fused for fused in _ALL}
+FUSED: dict[str, Fused] = {fused.kernel.name: fused for fused in (*PROMPT_FUSED, *_ALL)}
 """Every fused kernel by name; `fuse.py` tries them in this order."""

@@ -26,15 +26,22 @@ from strata_core.kernels.device.layout import (
     inner_bytes,
     record_bytes,
 )
-from strata_core.kernels.device.prompt_table import ON_MATRIX_UNITS
+from strata_core.kernels.device.prompt_table import (
+    MATRIX_NAMES,
+    OF_FLOATS,
+    ON_MATRIX_UNITS,
+    within,
+)
 from strata_core.kernels.device.table import gate_up_warps, make_launch
 from strata_core.kernels.self_test import (
     COLUMNS,
     ROWS,
     TOKENS,
+    Golden,
     golden,
     golden_activations,
     golden_inner,
+    golden_on_units,
 )
 from strata_core.runtime import KernelKey, Launch
 
@@ -77,7 +84,7 @@ class GoldenWork:
                 make(self, *(str(p) for p in key.parameters))
 
     def _launch(self, name: str, *parameters: str, **values: float) -> None:
-        self.launches.append(make_launch(name, parameters, **values))
+        self.launches.append(within(make_launch(name, parameters, **values), self.room))
 
     # inputs
 
@@ -129,7 +136,7 @@ class GoldenWork:
         self._product("linear_add", (type_name,), (1, TOKENS))
 
     def _product(self, kernel: str, types: tuple[str], counts: Sequence[int]) -> None:
-        made = golden(types[0])
+        made = _rows_of(kernel)(types[0])
         start, stride = self._weight(types[0])
         name = " ".join((kernel, *types))
         for tokens in counts:
@@ -178,7 +185,6 @@ class GoldenWork:
         return self.image.at(table)
 
     def _gate_up(self, gate: str, up: str, down: str) -> None:
-        name = " ".join(("gate_up", gate, up, down))
         parts = [self._weight(t) for t in (gate, up, down)]
         for lane, base in self._lanes():
             for count in (1, TOKENS):
@@ -190,7 +196,7 @@ class GoldenWork:
                     down,
                     entries=self._entries(count, places, [0] * count, lane),
                     x=self._x(gate),
-                    inner=self._made(name, lane, (gate, up, down), count),
+                    inner=self._made("gate_up", lane, (gate, up, down), count),
                     status=self._status,
                     gate_stride=parts[0][1],
                     up_stride=parts[1][1],
@@ -202,13 +208,15 @@ class GoldenWork:
                     warps=gate_up_warps(parts[0][1], parts[1][1], self.room),
                 )
 
-    def _made(self, name: str, lane: int, types: tuple[str, str, str], count: int) -> int:
-        """Address of room for the inner rows that gate and up make."""
-        inner, pitch = golden_inner(*types[:2]), inner_bytes(ROWS)
+    def _made(self, kernel: str, lane: int, types: tuple[str, str, str], count: int) -> int:
+        """Address of room for the inner rows that a kernel makes of gate and up."""
+        units, name = kernel in MATRIX_NAMES, " ".join((kernel, *types))
+        inner, pitch = golden_inner(*types[:2], units=units), inner_bytes(ROWS)
         expected: Floats | int
         expected, nbytes = inner[:count], 4 * ROWS
         if types[2] in UNPACK:
-            expected = self._quantised(" ".join(("inner", *types[:2])), inner, RECORD_BYTES)
+            records = " ".join(("inner", *types[:2], "on units" if units else ""))
+            expected = self._quantised(records, inner, RECORD_BYTES)
             nbytes = RECORD_BYTES
         start = self.image.take(count * pitch)
         self.image.wanted.append(Wanted(name, lane, start, pitch, nbytes, count, expected))
@@ -247,14 +255,13 @@ class GoldenWork:
         }
 
     def _prompt_gate_up(self, kernel: str, gate: str, up: str, down: str) -> None:
-        name = " ".join((kernel, gate, up, down))
         self._launch(
             kernel,
             gate,
             up,
             down,
             x=self._x(gate),
-            inner=self._made(name, HIT, (gate, up, down), TOKENS),
+            inner=self._made(kernel, HIT, (gate, up, down), TOKENS),
             status=self._status,
             gate_stride=self._weight(gate)[1],
             up_stride=self._weight(up)[1],
@@ -268,7 +275,7 @@ class GoldenWork:
             kernel,
             type_name,
             inner=self._inner(type_name),
-            out=self.image.floats(f"{kernel} {type_name}", HIT, golden(type_name).out),
+            out=self.image.floats(f"{kernel} {type_name}", HIT, _rows_of(kernel)(type_name).out),
             stride=self._weight(type_name)[1],
             **self._wave(type_name, type_name, type_name),
         )
@@ -333,6 +340,11 @@ class GoldenWork:
         }
 
 
+def _rows_of(kernel: str) -> Callable[[str], Golden]:
+    """The golden rows of a kernel that multiplies: matrix units have an order of their own."""
+    return golden_on_units if kernel in MATRIX_NAMES else golden
+
+
 def _of_prompts(plain: str, kernel: str) -> Callable[..., None]:
     """Tests a kernel of prompts, or (`kernel`) what takes its place."""
     make = getattr(GoldenWork, f"_{plain}")
@@ -350,6 +362,7 @@ _MAKERS: Mapping[str, Callable[..., None]] = {
     **{name: getattr(GoldenWork, f"_{name}") for name in _PLAIN},
     **{name: _of_prompts(name, name) for name in _OF_PROMPTS},
     **{other: _of_prompts(name, other) for name, other in _OF_PROMPTS.items()},
+    **{other: _of_prompts(name, other) for name, other in OF_FLOATS.items()},
 }
 
 TESTED = frozenset({"quantise", *_MAKERS})

@@ -15,6 +15,7 @@ from strata_core.errors import CheckpointError
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.exchange import counts_of, picks_of
 from strata_core.kernels.device.layout import LATE, LINE_BYTES, STATUS_BYTES
+from strata_core.kernels.device.prompt_table import within
 from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
 from strata_core.kernels.device.table import gate_up_warps, make_launch
 from strata_core.kernels.device.workspace import Model, buffer_of, multiplies_next, weight_of, whole
@@ -76,7 +77,7 @@ class Lowering:
         self.segments[-1].items.append(item)
 
     def _launch(self, name: str, *parameters: str | int, **values: float) -> None:
-        self._add(make_launch(name, parameters, **values))
+        self._add(within(make_launch(name, parameters, **values), self.places.room))
 
     def _rows(self, buffer: Buffer) -> int:
         counts = {"token": self.mode.tokens, "logits": self.mode.wanted}

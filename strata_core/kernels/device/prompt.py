@@ -22,7 +22,7 @@ from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.device.capture import kernels_of, put
 from strata_core.kernels.device.chunk_times import ChunkTimes
-from strata_core.kernels.device.layout import STATUS_BYTES, WAVE
+from strata_core.kernels.device.layout import MOST_TOKENS, STATUS_BYTES, WAVE
 from strata_core.kernels.device.lost import Lost
 from strata_core.kernels.device.prompt_bring import Bringing
 from strata_core.kernels.device.prompt_loan import Borrowed
@@ -89,9 +89,13 @@ class PromptPath:
     # running
 
     def prepare(self) -> None:
-        """Load the kernels, so that nothing is compiled or allocated in a prompt."""
+        """Load the kernels, so that nothing is compiled or allocated in a prompt.
+
+        A chunk of few tokens has fused kernels of its own: those of windows.
+        """
         chunk = self._lowered(self.model.tokens)
-        items = [item for segment in chunk.segments for item in segment.items]
+        segments = [*chunk.segments, *self._lowered(min(MOST_TOKENS, self.model.tokens)).segments]
+        items = [item for segment in segments for item in segment.items]
         for layer in self.model.routed:
             items += chunk.lowering.wave(layer, 0, 1)
         items += PromptLowering(self.model, self.places, self.model.tokens, 1).head(0)

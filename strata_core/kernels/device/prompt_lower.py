@@ -10,6 +10,7 @@ from attrs import evolve
 
 from strata_core.kernels.cpu.unpack import UNPACK
 from strata_core.kernels.device.exchange import FRAME, Exchange, Shape, frame_regions
+from strata_core.kernels.device.fuse import fuse, start_early
 from strata_core.kernels.device.layout import (
     STATUS_BYTES,
     WAVE,
@@ -17,26 +18,52 @@ from strata_core.kernels.device.layout import (
     record_bytes,
 )
 from strata_core.kernels.device.lower import Lowering, unsupported
-from strata_core.kernels.device.prompt_table import attending, multiplying, spread_of
+from strata_core.kernels.device.prompt_table import (
+    MATRIX_NAMES,
+    attending,
+    multiplying,
+    spread_of,
+    within,
+)
 from strata_core.kernels.device.regions import Regions
 from strata_core.kernels.device.segments import Copy, Fill, Item, Mode, Places, Segment
 from strata_core.kernels.device.table import make_launch
 from strata_core.kernels.device.workspace import Model, buffer_of, weight_of, whole
 from strata_core.kernels.fit import check_experts, check_heads
 from strata_core.kernels.program import Op, Weight
+from strata_core.runtime import KernelKey
 
 HEAD_ROWS = 8
 """Rows of logits that are computed at once behind a chunk."""
 
 
 def own_prompts(model: Model, *, matrix: bool) -> bool:
-    """Whether a prompt's bits are others than a window's: attention has an order of its own.
+    """Whether a prompt's bits are others than a window's: some kernel has an order of its own.
 
     `matrix`: whether the device has matrix units.
     """
     heads = (whole(op, "head_dim") for op in model.program.ops if op.kernel == "attention")
     kv = model.limits.kv_type
-    return any(attending(kv, dim, matrix=matrix) != "prompt_attention" for dim in heads)
+    names = {attending(kv, dim, matrix=matrix) for dim in heads}
+    names |= {key.name for key in multiplying_kernels(model, matrix=matrix)}
+    return not names.isdisjoint(MATRIX_NAMES)
+
+
+def multiplying_kernels(model: Model, *, matrix: bool) -> set[KernelKey]:
+    """The kernels of chunks that multiply weights."""
+    found = set()
+
+    def add(name: str, types: tuple[str, ...]) -> None:
+        found.add(KernelKey(multiplying(name, types[:2], matrix=matrix), types))
+
+    for op in model.program.ops:
+        if op.kernel == "linear" and buffer_of(op, "x").rows != "logits":
+            add("prompt_linear", (model.types[weight_of(op, "weight")],))
+    for layer in model.routed:
+        gate, up, down = (part.type for part in model.layouts[layer].parts)
+        add("prompt_gate_up", (gate, up, down))
+        add("prompt_down", (down,))
+    return found
 
 
 def prompt_model(model: Model, tokens: int) -> Model:
@@ -93,7 +120,7 @@ class PromptLowering(Lowering):
         self._add(Copy(self._region("round"), frame.at("round"), frame.nbytes))
         self._add(Fill(self._status(), 0xFF, 4))
         self._lower(head=False)
-        return self.segments
+        return [fuse(segment) for segment in self.segments]
 
     def head(self, first: int) -> list[Item]:
         """The logits of the rows from the `first` wanted one on, and their way to the host."""
@@ -153,7 +180,7 @@ class PromptLowering(Lowering):
             columns=down.columns,
             **shared,
         )
-        return [inner, last]
+        return start_early([within(launch, self.places.room) for launch in (inner, last)])
 
     def _spread(self, name: str) -> int:
         entries = self.mode.tokens * self.model.shape.top_k

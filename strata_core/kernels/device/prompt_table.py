@@ -3,8 +3,8 @@
 They keep the orders of docs/arithmetic.md to the letter, so that a token has the bits that a window
 gives it. Products go tile by tile: the rows of a block's weights stay while up to PROMPT_TILE
 tokens at a time pass by. On a device that has matrix units, the kernels of ON_MATRIX_UNITS take the
-place of those that multiply quantised rows; they have the same arguments and the same bits. So does
-`matrix_attention`, with an order of its own (section 11 there).
+place of those that multiply quantised rows, and of attention; they have the same arguments, and
+orders of their own (section 11 there).
 
 `wave`: entries WAVE of the experts that one launch computes; `starts` int32 [experts + 1] and
 `order` int32 [entries]: the entries of expert e are order[starts[e]] to order[starts[e + 1] - 1],
@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from strata_core.kernels.cpu.unpack import UNPACK
-from strata_core.kernels.device.entry import DeviceKernel, Geometry, Values, one, over
+from strata_core.kernels.device.entry import DeviceKernel, Geometry, Kind, Values, each, over
+from strata_core.runtime import Launch
 
 PROMPT_ROWS = 32
 """Weight rows of one block: eight warps of four rows, eight lanes a row."""
@@ -26,10 +27,23 @@ PROMPT_ROWS = 32
 PROMPT_TILE = 16
 """Tokens that pass a block's rows together."""
 
-MATRIX_TILE = 32
-"""Tokens of a tile of matrix units."""
+FLOAT_ROWS, FLOAT_TOKENS = 64, 32
+"""Rows of floats of one block of `prompt_floats`, and its tokens."""
 
-MOST_SPREAD = 8
+MATRIX_ROWS = 128
+"""Weight rows of a tile of matrix units; of gate and up half of them each."""
+
+MATRIX_TILE = 128
+"""Tokens of such a tile where a block may have `matrix_room` bytes of shared memory; else half."""
+
+MATRIX_WARPS = 8
+"""Warps of a block that computes one."""
+
+LEAST_TOKENS = 16
+MATRIX_BLOCKS = 256
+"""Tokens of the narrowest tile of a dense product, and how many blocks are worth narrower ones."""
+
+MOST_SPREAD = 16
 """Blocks that at most share the tokens of an expert's rows on matrix units."""
 
 PLAIN_SPREAD_FROM = 256
@@ -51,21 +65,48 @@ def _linear(a: Values) -> Geometry:
     return Geometry((-(-int(a["rows"]) // PROMPT_ROWS), tiles, 1), (256, 1, 1))
 
 
+def _floats(a: Values) -> Geometry:
+    tiles = -(-int(a["tokens"]) // FLOAT_TOKENS)
+    return Geometry((-(-int(a["rows"]) // FLOAT_ROWS), tiles, 1), (256, 1, 1))
+
+
 def _grouped(a: Values) -> Geometry:
     """A line of blocks for each expert; each takes every `spread`-th tile of its tokens."""
     across = -(-int(a["rows"]) // PROMPT_ROWS)
     return Geometry((across, int(a["experts"]), int(a["spread"])), (256, 1, 1))
 
 
+def matrix_room() -> int:
+    """Bytes of shared memory of a block of `matrix_linear` and the like: the sources' `Room`.
+
+    Two steps of the tokens' blocks, one of the rows' with their factors; what is known of a token.
+    Devices of compute capability 7.5 have less, and tiles of half as many tokens.
+    """
+    rows, tokens, step = MATRIX_ROWS, MATRIX_TILE, 4
+    pieces = 16 * (2 * 4 * step * tokens + 2 * step * rows)
+    return pieces + 8 * step * (rows + 4) + 8 * step * tokens + (16 + 16 + 4 + 4) * tokens + 16
+
+
 def _matrix_linear(a: Values) -> Geometry:
-    tiles = -(-int(a["tokens"]) // MATRIX_TILE)
-    return Geometry((-(-int(a["rows"]) // PROMPT_ROWS), tiles, 1), (256, 1, 1))
+    """Where that makes few blocks, they have fewer tokens each."""
+    across, tokens = -(-int(a["rows"]) // MATRIX_ROWS), int(a["tokens"])
+    wanted = min(-(-tokens // LEAST_TOKENS), MATRIX_BLOCKS // across)
+    tiles = max(1, wanted, -(-tokens // MATRIX_TILE))
+    return Geometry((across, tiles, 1), (32 * MATRIX_WARPS, 1, 1), matrix_room())
 
 
-def _matrix_grouped(a: Values) -> Geometry:
-    """As `_grouped`; an expert's blocks follow each other, so that its rows stay in a cache."""
-    across = -(-int(a["rows"]) // PROMPT_ROWS)
-    return Geometry((across, int(a["spread"]), int(a["experts"])), (256, 1, 1))
+def _matrix_gate_up(a: Values) -> Geometry:
+    return _matrix_grouped(a, MATRIX_ROWS // 2)
+
+
+def _matrix_down(a: Values) -> Geometry:
+    return _matrix_grouped(a, MATRIX_ROWS)
+
+
+def _matrix_grouped(a: Values, rows: int) -> Geometry:
+    """As `_grouped`: all experts' first tiles, the largest ones, come before the others."""
+    grid = (-(-int(a["rows"]) // rows), int(a["experts"]), int(a["spread"]))
+    return Geometry(grid, (32 * MATRIX_WARPS, 1, 1), matrix_room())
 
 
 def attention_room(head_dim: int) -> int:
@@ -97,22 +138,31 @@ def _matrix_attention(a: Values) -> Geometry:
     return Geometry((int(a["kv_heads"]), -(-pairs // ATTENTION_QUERIES), 1), (128, 1, 1))
 
 
+_LINEAR_ARGS: dict[str, Kind] = {
+    "weight": "ptr",
+    "x": "ptr",
+    "out": "ptr",
+    "bias": "ptr",
+    "stride": "i64",
+    "tokens": "i32",
+    "rows": "i32",
+    "columns": "i32",
+}
+
 _PLAIN = (
     DeviceKernel(
         name="prompt_linear",
         parameters=("type",),
-        args={
-            "weight": "ptr",
-            "x": "ptr",
-            "out": "ptr",
-            "bias": "ptr",
-            "stride": "i64",
-            "tokens": "i32",
-            "rows": "i32",
-            "columns": "i32",
-        },
+        args=_LINEAR_ARGS,
         geometry=_linear,
-        summary="as `linear`, for any number of tokens",
+        summary="as `linear`, for any number of tokens and rows that are quantised",
+    ),
+    DeviceKernel(
+        name="prompt_floats",
+        parameters=("type",),
+        args=_LINEAR_ARGS,
+        geometry=_floats,
+        summary="`prompt_linear` of rows of floats",
     ),
     DeviceKernel(
         name="prompt_attention",
@@ -136,7 +186,7 @@ _PLAIN = (
     DeviceKernel(
         name="prompt_group",
         args={"picks": "ptr", "starts": "ptr", "order": "ptr", "count": "i32", "experts": "i32"},
-        geometry=one(1024),
+        geometry=each("experts", threads=512),
         summary="`starts` and `order` of `count` picks, int32",
     ),
     DeviceKernel(
@@ -196,15 +246,18 @@ _PLAIN = (
     ),
 )
 
+OF_FLOATS = {"prompt_linear": "prompt_floats"}
+"""What takes the place of a kernel where rows are floats."""
+
 ON_MATRIX_UNITS = {
     "prompt_linear": ("matrix_linear", _matrix_linear),
-    "prompt_gate_up": ("matrix_gate_up", _matrix_grouped),
-    "prompt_down": ("matrix_down", _matrix_grouped),
+    "prompt_gate_up": ("matrix_gate_up", _matrix_gate_up),
+    "prompt_down": ("matrix_down", _matrix_down),
     "prompt_attention": ("matrix_attention", _matrix_attention),
 }
 """What takes the place of a kernel where a device has matrix units, and its grid rule.
 
-`multiplying` and `attending` say where it does. Products keep their bits; attention does not.
+`multiplying` and `attending` say where it does.
 """
 
 MATRIX_KV = frozenset({"fp16", "int8"})
@@ -234,7 +287,9 @@ def multiplying(name: str, types: Iterable[str], *, matrix: bool) -> str:
 
     `matrix`: whether the device has matrix units.
     """
-    return ON_MATRIX_UNITS[name][0] if matrix and UNPACK.keys() >= set(types) else name
+    if not UNPACK.keys() >= set(types):
+        return OF_FLOATS.get(name, name)
+    return ON_MATRIX_UNITS[name][0] if matrix else name
 
 
 def attending(kv: str, head_dim: int, *, matrix: bool) -> str:
@@ -244,11 +299,24 @@ def attending(kv: str, head_dim: int, *, matrix: bool) -> str:
     return ON_MATRIX_UNITS["prompt_attention"][0] if fits else "prompt_attention"
 
 
+def within(launch: Launch, room: int) -> Launch:
+    """The launch where a block may have `room` bytes of shared memory.
+
+    Products on matrix units have smaller tiles where that is less than they ask for.
+    """
+    if launch.kernel.name not in _PRODUCTS or launch.shared <= room:
+        return launch
+    return evolve(launch, shared=room)
+
+
+_PRODUCTS = MATRIX_NAMES - {"matrix_attention"}
+
+
 def spread_of(name: str, tokens: int, entries: int, experts: int) -> int:
     """How many blocks share the tokens of an expert's rows: a chunk's `entries` over `experts`.
 
-    Matrix units: a block a tile where experts are asked for alike.
+    Matrix units: four times the tiles of experts that are asked for alike, which they are not.
     """
     if name not in MATRIX_NAMES:
         return PLAIN_SPREAD if tokens >= PLAIN_SPREAD_FROM else 1
-    return max(1, min(MOST_SPREAD, -(-entries // (experts * MATRIX_TILE))))
+    return max(1, min(MOST_SPREAD, -(-4 * entries // (experts * MATRIX_TILE))))

@@ -26,10 +26,10 @@ from strata_core.kernels.device.golden import TESTED, GoldenWork
 from strata_core.kernels.device.golden_image import Bytes, Image
 from strata_core.kernels.device.layout import HIT, LINK
 from strata_core.kernels.device.lower import Lowering
-from strata_core.kernels.device.prompt_table import multiplying
+from strata_core.kernels.device.prompt_lower import multiplying_kernels
 from strata_core.kernels.device.regions import ALIGNMENT
 from strata_core.kernels.device.segments import Mode, Places
-from strata_core.kernels.device.workspace import Model, buffer_of, main_regions, weight_of
+from strata_core.kernels.device.workspace import Model, main_regions
 from strata_core.kernels.self_test import Computed, LaneCheck, check_lane
 from strata_core.memory.address import bytes_at
 from strata_core.memory.held import Held
@@ -164,24 +164,8 @@ def main_kernels(
     places = Places(regions, exchange, exchange.address, weights, facts.shared)
     segments = map(fuse, Lowering(model, places, Mode(model.tokens, 1, 1), frozenset()).lower())
     launches = [i for s in segments for i in s.items if isinstance(i, Launch)]
-    return {launch.kernel for launch in launches} | _prompt_kernels(model, matrix=facts.matrix)
-
-
-def _prompt_kernels(model: Model, *, matrix: bool) -> set[KernelKey]:
-    """Those of chunks that multiply weights."""
-    found = set()
-
-    def add(name: str, types: tuple[str, ...]) -> None:
-        found.add(KernelKey(multiplying(name, types[:2], matrix=matrix), types))
-
-    for op in model.program.ops:
-        if op.kernel == "linear" and buffer_of(op, "x").rows != "logits":
-            add("prompt_linear", (model.types[weight_of(op, "weight")],))
-    for layer in model.routed:
-        types = _types(model.layouts[layer])
-        add("prompt_gate_up", types)
-        add("prompt_down", types[2:])
-    return found
+    kernels = {launch.kernel for launch in launches}
+    return kernels | multiplying_kernels(model, matrix=facts.matrix)
 
 
 def helper_kernels(model: Model) -> set[KernelKey]:

@@ -13,7 +13,7 @@ import numpy as np
 from attrs import frozen
 
 from strata_core.checkpoint.types import TYPES
-from strata_core.kernels.device.prompt_table import SHORT_HEAD, attention_room
+from strata_core.kernels.device.prompt_table import SHORT_HEAD, attention_room, matrix_room
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.runtime import KernelKey
 
@@ -21,7 +21,11 @@ HERE = Path(__file__).parent / "src"
 
 HEADERS = ("portable.h", "exact.h", "weights.h", "layout.h", "stage.h", "kv.h", "wait.h")
 
-MORE_HEADERS = {"products.cu": ("multiply.h",), "experts.cu": ("multiply.h",)}
+MORE_HEADERS = {
+    "products.cu": ("multiply.h",),
+    "experts.cu": ("multiply.h",),
+    "prompt_matrix.cu": ("tiles.h",),
+}
 """Headers behind those, by the file that includes them."""
 
 FILES = {
@@ -34,6 +38,10 @@ FILES = {
     "attention.cu": ("kv_append", "attention", "merge", "merge_quantise"),
     "routing.cu": ("route", "assign", "dispatch", "claim"),
     "prompt_products.cu": ("prompt_linear", "prompt_gate_up", "prompt_down"),
+    "prompt_rows.cu": (
+        "prompt_norm", "prompt_add_norm", "prompt_combine_norm", "prompt_heads",
+    ),
+    "prompt_floats.cu": ("prompt_floats",),
     "prompt_matrix.cu": ("matrix_linear", "matrix_gate_up", "matrix_down"),
     "prompt_attention.cu": ("prompt_attention",),
     "prompt_long_heads.cu": (),
@@ -68,6 +76,8 @@ def source_of(key: KernelKey) -> Source:
         head_dim = int(named["head_dim"])
         file = "prompt_long_heads.cu" if head_dim > SHORT_HEAD else file
         lines.append(f"#define ROOM_BYTES {attention_room(head_dim)}")
+    if file == "prompt_matrix.cu":
+        lines.append(f"#define ROOM_BYTES {matrix_room()}")
     headers = (*HEADERS, *MORE_HEADERS.get(file, ()))
     text = "\n".join([*lines, "", *map(_read, headers), _read(file)])
     label = "_".join([key.name, *map(str, key.parameters)])

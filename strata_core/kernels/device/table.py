@@ -25,6 +25,7 @@ from strata_core.kernels.device.entry import (
     Geometry,
     Values,
     each,
+    embedded,
     one,
     over,
     slot_bytes,
@@ -86,7 +87,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "tokens": "i32",
             "width": "i32",
         },
-        geometry=each("tokens", threads=256),
+        geometry=embedded,
         summary="row ids[t] of the table as float32 (docs/arithmetic.md, 3.3); `stride`: bytes of "
         "a table row; the table may lie in host memory",
     ),
@@ -114,7 +115,7 @@ DEVICE_KERNELS: dict[str, DeviceKernel] = _table(
             "width": "i32",
             "op": "i32",
         },
-        geometry=over("width", 256, "rows"),
+        geometry=over("width", 1024, "rows"),
         summary="float rows to records, record_bytes(width) apart; width is a multiple of 32; what "
         "lies beyond the row in its last record stays as it is; x may lie in host memory",
     ),

@@ -14,6 +14,7 @@ from strata_core.kernels.device.layout import PARTIAL_HEAD, WAVE, inner_bytes, r
 from strata_core.kernels.device.prompt_table import ON_MATRIX_UNITS
 from strata_core.kernels.exact import SPLIT
 from strata_core.memory.address import bytes_at
+from strata_core.testing.sim import unit_kernels
 
 if TYPE_CHECKING:
     from strata_core.testing.sim.args import Args
@@ -26,6 +27,7 @@ TOKENS = 64
 
 _PLAIN_STEPS: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
     "prompt_linear": (("linear", (0,)),),
+    "prompt_floats": (("linear", (0,)),),
     "prompt_attention": (("attention", (0, 1)), ("merge", (1,))),
     "prompt_gate_up": (("gate_up", (0, 1, 2)),),
     "prompt_down": (("down", (0,)),),
@@ -34,7 +36,7 @@ _PLAIN_STEPS: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
 
 PROMPT_STEPS = {
     **_PLAIN_STEPS,
-    **{matrix: _PLAIN_STEPS[name] for name, (matrix, _) in ON_MATRIX_UNITS.items()},
+    ON_MATRIX_UNITS["prompt_attention"][0]: _PLAIN_STEPS["prompt_attention"],
 }
 """The CPU's steps behind each kernel, and which of its parameters each is compiled for."""
 
@@ -127,6 +129,7 @@ def _combine(kernels: HostKernels, a: Args) -> Ready:
 
 _PLAIN: Mapping[str, Callable[..., Ready]] = {
     "prompt_linear": _linear,
+    "prompt_floats": _linear,
     "prompt_attention": _attention,
     "prompt_group": _group,
     "prompt_gate_up": _gate_up,
@@ -134,10 +137,15 @@ _PLAIN: Mapping[str, Callable[..., Ready]] = {
     "prompt_combine": _combine,
 }
 
-PROMPT_KERNELS: Mapping[str, Callable[..., Ready]] = {
-    **_PLAIN,
-    **{matrix: _PLAIN[name] for name, (matrix, _) in ON_MATRIX_UNITS.items()},
+_OWN: Mapping[str, Callable[..., Ready]] = {
+    "matrix_linear": unit_kernels.linear,
+    "matrix_gate_up": unit_kernels.gate_up,
+    "matrix_down": unit_kernels.down,
+    ON_MATRIX_UNITS["prompt_attention"][0]: _attention,
 }
+"""Products on matrix units have an order of their own, which has no compiled steps."""
+
+PROMPT_KERNELS: Mapping[str, Callable[..., Ready]] = {**_PLAIN, **_OWN}
 """What makes a launch of each name ready."""
 
 

@@ -2,17 +2,39 @@
 // combine, gather, signal. Argument blocks and grids: table.py; arithmetic: sections 3.3 and 5 to 10.
 
 #ifdef KERNEL_embed
+#ifdef QUANTISED
+DEV void values_of_row(const u8* row, float* to, int width) {
+  for (int i = threadIdx.x * 4; i < width; i += 1024) *(float4*)(to + i) = four_values<TYPE>(row, i);
+}
+
+// The row comes in whole pieces to shared memory, a part of it by each warp, where it is small enough:
+// the table may lie in host memory, whose answers cost by their number.
+KERNEL(256)
+embed(const int* ids, const u8* table, float* out, i64 stride, int tokens, int width) {
+  follow();
+  SHARED_BYTES(bytes);
+  const u8* row = table + (size_t)ids[blockIdx.x] * stride;
+  float* to = out + (size_t)blockIdx.x * width;
+  if (stride > MOST_EMBEDDED) {
+    values_of_row(row, to, width);
+    return;
+  }
+  int part = ((int)stride + 1023) / 1024 * 128, at = (threadIdx.x >> 5) * part;
+  int here = (int)stride - at < part ? (int)stride - at : part;
+  if (here > 0) stage(bytes + at, row + at, here, threadIdx.x & 31);
+  copies_done<0>();
+  __syncthreads();
+  values_of_row(bytes + ((size_t)row & 127), to, width);
+}
+#else
 KERNEL(256)
 embed(const int* ids, const u8* table, float* out, i64 stride, int tokens, int width) {
   follow();
   const u8* row = table + (size_t)ids[blockIdx.x] * stride;
   float* to = out + (size_t)blockIdx.x * width;
-#ifdef QUANTISED
-  for (int i = threadIdx.x; i < width; i += 256) to[i] = value<TYPE>(row, i);
-#else
   for (int i = threadIdx.x; i < width; i += 256) to[i] = TYPE::at(row, i);
-#endif
 }
+#endif
 #endif
 
 #ifdef KERNEL_rope

@@ -127,6 +127,45 @@ DEV void store_block(u8* row, int block, int lane, float x, u32* status, int op)
   }
 }
 
+// The same where 8 neighbouring threads hold four neighbouring values each, `lane` being the thread's
+// place among them. All of a warp come here; who is not `in` a row writes nothing.
+DEV void store_fours(u8* row, int block, int lane, bool in, float4 x, u32* status, int op) {
+  float v[4] = {x.x, x.y, x.z, x.w};
+  u32 most = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    u32 one = bits_of(v[i]) & 0x7fffffffu;
+    most = one > most ? one : most;
+  }
+#pragma unroll
+  for (int o = 4; o; o >>= 1) {
+    u32 other = SWAP(most, o, 32);
+    most = other > most ? other : most;
+  }
+  float amax = float_of(most), d = div_(amax, LARGEST), id = div_(LARGEST, amax);
+  bool good = finite(amax), any = good && d != 0.f && finite(id);
+  if (!any) d = 0.f;
+  u32 high = 0, low = 0;
+  int sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    int q = any ? (int)rintf(mul(v[i], id)) : 0;
+    sum += q, high |= (u32)(q >> 7 & 255) << 8 * i, low |= (u32)(q & 127) << 8 * i;
+  }
+#pragma unroll
+  for (int o = 4; o; o >>= 1) sum += SWAP(sum, o, 32);
+  if (!in) return;
+  u8* at = row + (size_t)(block >> 3) * RECORD_BYTES;
+  int j = block & 7;
+  u32* piece = (u32*)(at + ((lane >> 2) * 8 + j) * 16) + (lane & 3);
+  piece[0] = high, piece[2 * 8 * 4] = low;
+  if (lane == 0) {
+    ((float*)(at + 512))[j] = d;
+    ((int*)(at + 544))[j] = sum;
+    if (!good) latch(status, op);
+  }
+}
+
 // The same of the activations of `down`, entry by entry, as its type wants them.
 DEV void store_inner(u8* inner, int entry, int rows, int block, int lane, float h, u32* status, int op) {
   u8* to = inner + entry * inner_pitch(rows);

@@ -245,6 +245,23 @@ DEV int fresh(int v) {
   return v;
 }
 
+// --- the same address, likewise; and one that was read from a table, told to be of the device's memory
+// (or of memory that the device sees) by counting from an argument
+#if defined(STRATA_EMULATED) || defined(STRATA_HIP)
+DEV const u8* fresh_pointer(const u8* p) { return p; }
+DEV const u8* counted_from(const void*, u64 p) { return (const u8*)p; }
+#else
+DEV const u8* fresh_pointer(const u8* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+DEV const u8* counted_from(const void* argument, u64 p) {
+  u64 by = p - (u64)argument;
+  asm volatile("" : "+l"(by));
+  return (const u8*)argument + by;
+}
+#endif
+
 // --- matrix units: a warp multiplies 16 rows of signed bytes by 8 columns of them. A fragment is what
 // a lane holds: with g = lane / 4 and t = lane % 4, of the rows word t of rows g and g + 8, of the
 // columns word t of column g, each a word of 16 bytes; of the result rows g and g + 8 of columns 2t

@@ -5,10 +5,12 @@
 KERNEL(256)
 quantise(const float* x, u8* records, u32* status, int rows, int width, int op) {
   follow();
-  int i = blockIdx.x * 256 + threadIdx.x;
-  if (i >= width) return;  // whole blocks of 32: width is a multiple of 32
+  int i = blockIdx.x * 1024 + threadIdx.x * 4;
+  bool in = i < width;  // whole blocks of 32: width is a multiple of 32
+  float4 v = {0.f, 0.f, 0.f, 0.f};
+  if (in) v = *(const float4*)(x + (size_t)blockIdx.y * width + i);
   u8* row = records + blockIdx.y * record_pitch(width);
-  store_block(row, i >> 5, threadIdx.x & 31, x[(size_t)blockIdx.y * width + i], status, op);
+  store_fours(row, i >> 5, threadIdx.x & 7, in, v, status, op);
 }
 #endif
 

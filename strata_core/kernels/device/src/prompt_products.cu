@@ -106,11 +106,7 @@ prompt_linear(const u8* weight, const u8* x, float* out, const float* bias, i64 
   if (threadIdx.x < TOKENS) tile.from[threadIdx.x] = x + (size_t)(first + t) * pitch;
   __syncthreads();
   float acc[TOKENS];
-#ifdef QUANTISED
   quantised_tile<TYPE>(row, tile, count, columns >> 5, j, acc);
-#else
-  float_tile<TYPE>(row, tile, count, columns, j, acc);
-#endif
   float b = bias ? bias[mine ? r : 0] : 0.f;
   if (mine && j == 0)
 #pragma unroll

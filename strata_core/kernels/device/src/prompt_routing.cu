@@ -1,39 +1,53 @@
 // Entries of a chunk by expert (prompt_group), and their rows back together (prompt_combine).
 
 #ifdef KERNEL_prompt_group
-#define AT_ONCE 1024
+#define GROUPS 16
+#define PIECE 128
 
-// Thread e counts and places the entries of expert e, so that their order is that of the tokens.
-KERNEL(1024)
+// A block finds the entries of one expert, each group of 32 threads in a part of them, so that their
+// order is that of the tokens. Where they begin it counts itself: no block waits for another.
+KERNEL(32 * GROUPS)
 prompt_group(const int* picks, int* starts, int* order, int count, int experts) {
   follow();
-  __shared__ int piece[AT_ONCE], ends[AT_ONCE];
-  int tid = threadIdx.x, mine = 0;
-  for (int base = 0; base < count; base += AT_ONCE) {
-    int n = count - base < AT_ONCE ? count - base : AT_ONCE;
-    __syncthreads();
-    if (tid < n) piece[tid] = picks[base + tid];
-    __syncthreads();
-    if (tid < experts)
-      for (int i = 0; i < n; i++) mine += piece[i] == tid;
+  __shared__ int own[GROUPS], lower[GROUPS];
+  int e = blockIdx.x, lane = threadIdx.x & 31, group = threadIdx.x >> 5;
+  int each = (count + GROUPS * PIECE - 1) / (GROUPS * PIECE) * PIECE, first = group * each;
+  int end = count - first < each ? count : first + each, mine = 0, before = 0;
+#pragma unroll 8
+  for (int i = first + lane; i < end; i += 32) {
+    int pick = picks[i];
+    mine += pick == e, before += pick < e;
   }
-  ends[tid] = mine;
+  mine = sum_of(mine), before = sum_of(before);
+  if (lane == 0) own[group] = mine, lower[group] = before;
   __syncthreads();
-  if (tid == 0) {
-    int total = 0;
-    starts[0] = 0;
-    for (int e = 0; e < experts; e++) ends[e] = total += ends[e], starts[e + 1] = total;
+  int to = 0;
+#pragma unroll
+  for (int g = 0; g < GROUPS; g++) to += lower[g] + (g < group ? own[g] : 0);
+  if (threadIdx.x == 0) {
+    starts[e] = to;
+    if (e == experts - 1) starts[experts] = count;
   }
-  __syncthreads();
-  int to = ends[tid] - mine;
-  for (int base = 0; base < count; base += AT_ONCE) {
-    int n = count - base < AT_ONCE ? count - base : AT_ONCE;
-    __syncthreads();
-    if (tid < n) piece[tid] = picks[base + tid];
-    __syncthreads();
-    if (tid < experts)
-      for (int i = 0; i < n; i++)
-        if (piece[i] == tid) order[to++] = base + i;
+  if (!mine) return;
+  for (int base = first; base < end; base += PIECE) {  // four neighbours a lane
+    bool is[4];
+    int n = 0;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      int i = base + 4 * lane + c;
+      is[c] = i < end && picks[i] == e, n += is[c];
+    }
+    int upto = n;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+      int other = LANE(upto, lane - o, 32);
+      upto += lane >= o ? other : 0;
+    }
+    int next = to + upto - n;
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+      if (is[c]) order[next++] = base + 4 * lane + c;
+    to += LANE(upto, 31, 32);
   }
 }
 #endif

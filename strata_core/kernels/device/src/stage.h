@@ -5,6 +5,7 @@
 #define STRATA_STAGE_H
 
 #define ROOM 10240
+#define MOST_EMBEDDED 32768
 
 DEV int slot_bytes(i64 stride, int count) { return (int)((count * stride + 254) / 128 * 128); }
 

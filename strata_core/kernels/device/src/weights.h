@@ -265,26 +265,40 @@ DEV float block_step(const Block& f, const Activations& a, float acc) {
 
 // --- single weights (section 3.3) and float rows (section 4) -----------------------------------
 
-DEV int byte_of(const int* w, int i) { return (int)(i8)((u32)w[i >> 2] >> 8 * (i & 3)); }
-
+// Weights i to i + 3 of a row; i is a multiple of 4.
 template <class W>
-DEV float value(const u8* row, int i) {
+DEV float4 four_values(const u8* row, int i) {
   Block f;
   W::load(row, i >> 5, f);
-  int k = i & 31, w = byte_of(f.w, k) - W::BIAS;
-  if (W::SCALED) w *= f.scale[W::SCALED == 2 ? k >> 4 : 0];
-  float v = mul(f.d, (float)w);
-  if (W::SIGN < 0) return sub(v, mul(f.m, (float)f.low));
-  return W::SIGN > 0 ? add(v, f.m) : v;
+  // the word is chosen by halves, not indexed: an array would be kept in memory
+#pragma unroll
+  for (int half = 4; half; half >>= 1)
+#pragma unroll
+    for (int n = 0; n < half; n++) f.w[n] = i & 4 * half ? f.w[n + half] : f.w[n];
+  int word = f.w[0], scale = W::SCALED == 2 && i & 16 ? f.scale[1] : f.scale[0];
+  float v[4];
+#pragma unroll
+  for (int c = 0; c < 4; c++) {
+    int w = (int)(i8)((u32)word >> 8 * c) - W::BIAS;
+    if (W::SCALED) w *= scale;
+    v[c] = mul(f.d, (float)w);
+    if (W::SIGN < 0) v[c] = sub(v[c], mul(f.m, (float)f.low));
+    if (W::SIGN > 0) v[c] = add(v[c], f.m);
+  }
+  float4 o = {v[0], v[1], v[2], v[3]};
+  return o;
 }
 
 struct F32 {
+  static const int BYTES = 4;
   DEV static float at(const u8* row, int i) { return ((const float*)row)[i]; }
 };
 struct F16 {
+  static const int BYTES = 2;
   DEV static float at(const u8* row, int i) { return half_of(((const u16*)row)[i]); }
 };
 struct BF16 {
+  static const int BYTES = 2;
   DEV static float at(const u8* row, int i) { return float_of((u32)((const u16*)row)[i] << 16); }
 };
 
