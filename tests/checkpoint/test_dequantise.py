@@ -68,11 +68,11 @@ def test_little_is_held_beside_the_result(name: str) -> None:
     assert result.nbytes <= peak < result.nbytes + 4 * 4 * CHUNK
 
 
-@pytest.mark.parametrize("exponent", range(256))
-def test_every_mxfp4_exponent(exponent: int) -> None:
+def test_every_mxfp4_exponent() -> None:
     nibbles = (np.arange(16, dtype=np.uint8) << 4) | np.arange(16, dtype=np.uint8)
-    data = np.concatenate([np.array([exponent], np.uint8), nibbles])
-    assert_same_bits(dequantise("MXFP4", data, (32,)), oracle("MXFP4", data))
+    for exponent in range(256):
+        data = np.concatenate([np.array([exponent], np.uint8), nibbles])
+        assert_same_bits(dequantise("MXFP4", data, (32,)), oracle("MXFP4", data))
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q6_K"])

@@ -89,8 +89,8 @@ class TestReference(BackendSuite):
 
 class TestCpu(BackendSuite):
     @pytest.fixture(autouse=True)
-    def kernels(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.folder = tmp_path_factory.getbasetemp() / "kernels"
+    def kernels(self, compiled_kernels: Path) -> None:
+        self.folder = compiled_kernels.parent
 
     def options(self) -> dict[str, object]:
         return {"threads": 2, "cache_dir": self.folder}

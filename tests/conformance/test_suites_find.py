@@ -18,6 +18,7 @@ ROOT = HERE.parents[1]
 # {class: [failed tests]} to the file it is given. What is found need not be made small.
 RECORDER = """
 import json, os
+import pytest
 from hypothesis import Phase, settings
 settings.register_profile("found", phases=[Phase.explicit, Phase.generate])
 settings.load_profile("found")
@@ -25,6 +26,9 @@ failed = {}
 def pytest_collection_modifyitems(items):
     items[:] = [i for i in items if i.name.split("[")[0] == getattr(i.cls, "FOUND_BY", "")]
     failed.update({i.cls.__name__: [] for i in items})
+def pytest_runtest_setup(item):
+    if failed[item.cls.__name__]:
+        pytest.skip("it is found already")
 def pytest_runtest_logreport(report):
     if report.when == "call" and report.failed:
         _, kind, test = report.nodeid.split("::")

@@ -53,12 +53,12 @@ def test_oracle_products_are_near_float64(kind, planes, bound):
     assert np.abs(got - want).max() < bound * np.abs(want).max()
 
 
-def test_products_of_prompts_are_timed_both_ways(tmp_path, capsys):
+def test_products_of_prompts_are_timed_both_ways(compiled_kernels, capsys):
     pytest.importorskip("llvmlite")
     from check_kernels import oracle
     from time_products import Shape, time_products
 
-    tested = oracle(tmp_path)
+    tested = oracle(compiled_kernels)
     time_products(tested, ("Q8_0",), (40,), Shape(64, 32, 3, 2, 32))
     assert list(tested.runtime.leaks()) == ["stream SIM0.1"]  # the bench's own
     tested.runtime.close()
@@ -103,14 +103,15 @@ def test_loops_launch_answer_and_time_out():
     assert doorbell(*head, 4, *tail) == -2  # a line that never comes: the wait is bounded
 
 
-def test_times_of_prompts_are_of_what_tokens_see(tmp_path, capsys):
+def test_times_of_prompts_are_of_what_tokens_see(compiled_kernels, capsys):
     import time_prompts
 
     assert time_prompts.operations(3, 5, heads=2, head_dim=8) == 2 * 2 * 2 * 8 * (6 + 7 + 8)
     rows = dict.fromkeys(time_prompts.rows(2048, 32768))
     assert {(2048, 0), (2048, 30720), (128, 0), (512, 16384 - 512)} < set(rows)
     small = ["--on", "sim", "--no-bits", "--kv", "int8", "--chunk", "16", "--longest", "64"]
-    small += ["--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--cache", str(tmp_path)]
+    small += ["--heads", "2", "--kv-heads", "1", "--head-dim", "32"]
+    small += ["--cache", str(compiled_kernels)]
     assert time_prompts.attention(time_prompts.options().parse_args(small)) == 0
     said = capsys.readouterr().out
     assert "int8  plain      16       48" in said

@@ -22,9 +22,9 @@ def context(options, reports):
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+def compiled(compiled_kernels):
     reports = []
-    options = {"cache_dir": tmp_path_factory.mktemp("kernels")}
+    options = {"cache_dir": compiled_kernels.parent}
     made = open_sampler(context(options, reports))
     assert reports == []
     assert made is not sample

@@ -201,14 +201,35 @@ def test_copies_behind_the_last_kernel_of_a_graph_wait(sim, stream) -> None:
     sim.destroy_graph(graph)
 
 
-def test_a_graph_that_uses_freed_memory_is_not_run(sim, stream) -> None:
+@pytest.mark.parametrize("replays", [0, 2])
+def test_a_graph_that_uses_freed_memory_is_not_run(sim, stream, replays) -> None:
     sim.load(0, [ADD])
     x, y = floats(sim, 1, 0), floats(sim, 1, 1)
     sim.begin_capture(stream)
     sim.launch(add_launch(x, y, 1), stream)
     graph = sim.end_capture(stream)
+    for _ in range(replays):  # a launch that was sound is looked at again
+        sim.launch_graph(graph, stream)
     sim.free(0, y)
     refuses(sim, "was freed", lambda: sim.launch_graph(graph, stream))
+
+
+@pytest.mark.parametrize("kind", ["host_alloc", "registered"])
+def test_a_graph_that_uses_unpinned_memory_is_not_run(make, kind) -> None:
+    sim = make(aliases="apart")
+    stream = sim.create_stream(0)
+    sim.load(0, [ADD])
+    x, block = floats(sim, 1, 0), np.ones(2 * 4096, np.uint8)
+    host = sim.host_alloc(4096) if kind == "host_alloc" else -(-block.ctypes.data // 4096) * 4096
+    if kind == "registered":
+        sim.register(host, 4096)
+    sim.begin_capture(stream)
+    sim.launch(add_launch(x, sim.alias(host, 0), 1), stream)
+    graph = sim.end_capture(stream)
+    sim.launch_graph(graph, stream)
+    sim.synchronize(stream)
+    (sim.host_free if kind == "host_alloc" else sim.unregister)(host)
+    refuses(sim, "no device addresses", lambda: sim.launch_graph(graph, stream))
 
 
 # --- the launcher ------------------------------------------------------------------------------

@@ -88,6 +88,13 @@ class Places:
     _aliases: Ranges[Pin] = field(factory=Ranges)
     _freed: deque[Allocation] = field(factory=deque)
     _next_alias: int = _APART
+    _frees: int = 0
+
+    @property
+    def version(self) -> int:
+        """Another number after each change of what an address means."""
+        ranges = (self.allocations, self.pins, self._aliases)
+        return self._frees + sum(each.changes for each in ranges)
 
     # device memory
 
@@ -128,6 +135,7 @@ class Places:
     def free(self, found: Allocation) -> None:
         """Give memory back; its addresses are not given out again for a while."""
         found.freed = True
+        self._frees += 1
         self.account.vram[found.device].add(-_granted(found.block.nbytes))
         self._freed.append(found)
         if len(self._freed) > _QUARANTINE:

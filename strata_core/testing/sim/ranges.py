@@ -10,9 +10,13 @@ T = TypeVar("T")
 
 
 class Ranges(Generic[T]):
-    """Maps ranges [start, end) to items, in ascending order. Not thread-safe."""
+    """Maps ranges [start, end) to items, in ascending order. Not thread-safe.
+
+    `changes` counts the ranges that were put in and taken out.
+    """
 
     def __init__(self) -> None:
+        self.changes = 0
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._items: list[T] = []
@@ -21,6 +25,7 @@ class Ranges(Generic[T]):
         """Put a range in; ValueError where it overlaps one that is there."""
         if self.overlapping(start, start + nbytes):
             raise ValueError("ranges overlap")
+        self.changes += 1
         at = bisect_left(self._starts, start)
         self._starts.insert(at, start)
         self._ends.insert(at, start + nbytes)
@@ -31,6 +36,7 @@ class Ranges(Generic[T]):
         at = bisect_left(self._starts, start)
         if at == len(self._starts) or self._starts[at] != start:
             raise KeyError(start)
+        self.changes += 1
         del self._starts[at], self._ends[at]
         return self._items.pop(at)
 

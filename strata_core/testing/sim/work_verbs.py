@@ -60,6 +60,8 @@ class WorkVerbs(EventVerbs):
         self._kernels = dict(host_kernels)
         self._pointers = pointers
         self._loaded: dict[int, set[KernelKey]] = {}
+        self._sound: dict[tuple[int, int], Launch] = {}
+        self._sound_in = 0
 
     # copies
 
@@ -208,7 +210,7 @@ class WorkVerbs(EventVerbs):
 
     def _work(self, step: Recorded, stream: Stream, graph: int | None) -> Work:
         if isinstance(step, Launch):
-            self._check_launch(step, stream.device)
+            self._check_launch(step, stream.device, replayed=graph is not None)
             name = f"kernel {step.kernel.name}"
             takes = self.hardware.launch_s + self.hardware.block_s * prod(step.grid)
             run = partial(self._run, step, stream)
@@ -246,7 +248,17 @@ class WorkVerbs(EventVerbs):
                 "copy by way of other memory",
             )
 
-    def _check_launch(self, launch: Launch, device: int) -> None:
+    def _check_launch(self, launch: Launch, device: int, *, replayed: bool) -> None:
+        """Refuse a launch that a device refuses or that touches what it must not.
+
+        One that is `replayed`, as a part of a graph, is looked at again only after a change of what
+        an address means.
+        """
+        if self._sound_in != self.places.version:
+            self._sound.clear()
+            self._sound_in = self.places.version
+        if replayed and (device, id(launch)) in self._sound:
+            return
         name = launch.kernel.name
         if launch.kernel not in self._loaded.get(device, ()):
             raise broken(
@@ -276,6 +288,8 @@ class WorkVerbs(EventVerbs):
         for pointer in self._pointers(launch) if self._pointers else ():
             if pointer:
                 self.places.reach(device, pointer, 1, f"kernel {name}")
+        if replayed:
+            self._sound[device, id(launch)] = launch  # held, so that nothing else gets its id
 
     # how work is done
 
