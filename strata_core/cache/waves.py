@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 
@@ -77,10 +77,12 @@ class Waves:
         return self._wave()
 
     def end(self) -> None:
-        """What was asked for since the last time is a wave, and is put on the streams now."""
-        if self._current is None:
+        """What was asked for since the last time is a wave, and is put on the streams now.
+
+        Where the thread is not done with the last one, it becomes part of the next.
+        """
+        if self._current is None or not self._is_launched(0):
             return
-        self._launched()
         copies, self._copies = self._copies, []
         self._launching = self._launcher.submit(self._launch, copies, self._current.event)
         self._waves.append(self._current)
@@ -98,15 +100,23 @@ class Waves:
             self.runtime.take_error()  # it is this thread's
             raise
 
-    def _launched(self) -> None:
-        """Wait until the last wave is on the streams; raises what kept it from there, once."""
-        if self._launching is not None:
-            launching, self._launching = self._launching, None
-            launching.result()
+    def _is_launched(self, bound: float) -> bool:
+        """Wait, `bound` seconds at most, until the last wave is on the streams; whether it is.
+
+        Raises what kept it from there, each time: its event says nothing.
+        """
+        if self._launching is None:
+            return True
+        if not wait([self._launching], bound).done:
+            return False
+        self._launching.result()
+        self._launching = None
+        return True
 
     def look(self) -> None:
         """Ask, without waiting, which waves have landed; they do so in their order."""
-        self._launched()
+        if not self._is_launched(0):
+            return  # nothing of the last one can have landed: all are asked for next time
         while self._waves and self.runtime.finished(self._waves[0].event):
             wave = self._waves.pop(0)
             wave.landed = True
@@ -115,8 +125,9 @@ class Waves:
     def still(self, patience: float) -> bool:
         """Whether nothing moves any more, after waiting `patience` seconds at most."""
         limit = time.monotonic() + patience
-        with suppress(DeviceError):  # told by `look`; what was put on the streams is waited for
-            self._launched()
+        with suppress(DeviceError):  # what of it was put on the streams is waited for
+            if not self._is_launched(patience):
+                return False
         try:
             for stream in (self.into, self.out):
                 self.runtime.record(self._order, stream)
@@ -129,8 +140,9 @@ class Waves:
 
     def drain(self) -> None:
         """Wait until nothing moves, whatever fails of it."""
+        wait([self._launching] if self._launching else [])
         steps = [partial(self.runtime.synchronize, stream) for stream in (self.into, self.out)]
-        undo_all(self.runtime, [self._launched, *steps])
+        undo_all(self.runtime, steps)
 
     def close(self) -> None:
         """Free streams and events; nothing may be moving. Again, it does nothing."""

@@ -90,7 +90,7 @@ DEV void put(const Places& to, const Block& f, int rows) {
   int w[8];
 #pragma unroll
   for (int i = 0; i < 8; i++)
-    w[i] = less ? (f.w[i] + (128 - less) * 0x01010101) ^ (int)0x80808080u : f.w[i];
+    w[i] = less ? (int)(((u32)f.w[i] + (128u - less) * 0x01010101u) ^ 0x80808080u) : f.w[i];
   int4 first = {w[0], w[1], w[2], w[3]}, second = {w[4], w[5], w[6], w[7]};
   to.first[rows * 2 * STEP] = first, to.second[rows * 2 * STEP] = second;
   float2 scales = {W::SCALED ? mul(f.d, (float)f.scale[0]) : f.d, 0.f};
@@ -228,7 +228,7 @@ struct Sums {
   DEV float step(int i, const Row<W>& row, float scale, float scaled_sum, float acc) const {
     float v;
     if (Sort<W>::SMALL)
-      v = fma_(float_of((u32)((high[0][i] << 7) + low[0][i])), row.first, row.off);
+      v = fma_(float_of(((u32)high[0][i] << 7) + (u32)low[0][i]), row.first, row.off);
     else
       v = fma_(whole(0, i), row.first, 0.f);
     if (W::SCALED == 2) v = fma_(whole(1, i), row.second, v);
