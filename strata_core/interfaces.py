@@ -58,7 +58,7 @@ class Capabilities:
     """What a backend can do: weight types (None: every one), KV types (its default first).
 
     `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement;
-    `own_prompts` that it sums longer prompts in an order of its own (section 11 there). It tells
+    `own_order` that it sums longer prompts in an order of its own (section 11 there). It tells
     `dense_bytes(type, elements)`, memory of dense weights (None: as stored); `expert_bytes(layout)`
     of an expert beside its blob (None: 0); `threads` of the CPU (None: not known, as in a record).
     """
@@ -66,7 +66,7 @@ class Capabilities:
     types: frozenset[str] | None = None
     kv_types: tuple[str, ...] = ("fp32",)
     exact: bool = False
-    own_prompts: bool = False
+    own_order: bool = False
     dense_bytes: Callable[[str, int], int] | None = None
     expert_bytes: Callable[[BlobLayout], int] | None = None
     threads: int | None = None
