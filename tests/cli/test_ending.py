@@ -61,7 +61,7 @@ run()
 """The command, which stops where it has shown eight tokens, its engine in the tenth round.
 
 It goes on once it is interrupted or the file is gone: however fast either is, it is there when the
-test comes to it. The engine runs beside what shows its tokens, so rounds would say nothing of those.
+test comes to it. The engine runs beside what shows its tokens: rounds would say nothing of those.
 """
 
 
