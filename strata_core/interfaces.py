@@ -248,7 +248,8 @@ class View:
     """Where an expert can be reached, and four independent facts about it.
 
     `parts` are the host addresses of gate, up and down; in a blob that lies in one piece they
-    follow its layout. `in_ram`: its bytes are in memory now. `dma`: a copy engine may read them.
+    follow its layout. `in_ram`: its bytes are in memory now. `dma`: a copy engine may read them,
+    and a blob whose parts follow each other lies in one page-locked piece, for they go by one copy.
     `alias`: device address of `parts[0]` where the device can address them (the other parts lie
     at the same distances), else None. `stable`: the addresses hold until `release`.
     """
