@@ -249,9 +249,9 @@ class View:
 
     `parts` are the host addresses of gate, up and down; in a blob that lies in one piece they
     follow its layout. `in_ram`: its bytes are in memory now. `dma`: a copy engine may read them,
-    and a blob whose parts follow each other lies in one page-locked piece, for they go by one copy.
-    `alias`: device address of `parts[0]` where the device can address them (the other parts lie
-    at the same distances), else None. `stable`: the addresses hold until `release`.
+    and a blob in one piece by one copy: it lies in one page-locked piece. `alias`: device address
+    of `parts[0]` where the device can address them (the other parts lie at the same distances),
+    else None. `stable`: the addresses hold until `release`.
     """
 
     parts: tuple[int, int, int]
