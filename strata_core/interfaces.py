@@ -248,10 +248,9 @@ class View:
     """Where an expert can be reached, and four independent facts about it.
 
     `parts` are the host addresses of gate, up and down; in a blob that lies in one piece they
-    follow its layout. `in_ram`: its bytes are in memory now. `dma`: a copy engine may read them,
-    and a blob in one piece by one copy: it lies in one page-locked piece. `alias`: device address
-    of `parts[0]` where the device can address them (the other parts lie at the same distances),
-    else None. `stable`: the addresses hold until `release`.
+    follow its layout. `in_ram`: its bytes are in memory now. `dma`: a copy engine may read them; a
+    blob in one piece lies in one page-locked piece. `alias`: device address of `parts[0]` where the
+    device has one (the other parts lie at the same distances). `stable`: all hold until `release`.
     """
 
     parts: tuple[int, int, int]
