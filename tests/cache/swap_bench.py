@@ -208,9 +208,9 @@ class Lab:
         raise AssertionError("it does not end")
 
     def await_jobs(self):
-        """Wait for the threads that read and store, however long they take."""
+        """Wait for the threads that read, store and launch copies, however long they take."""
         jobs = [job for swap in self.swapper._open for job in (swap.reading, swap.storing)]
-        wait([job for job in jobs if job is not None])
+        wait([job for job in (*jobs, self.swapper._waves._launching) if job is not None])
 
     def close(self):
         self.swapper.close()
