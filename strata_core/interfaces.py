@@ -58,7 +58,7 @@ class Capabilities:
     """What a backend can do: weight types (None: every one), KV types (its default first).
 
     `exact` says that it keeps docs/arithmetic.md, so that tokens do not depend on placement;
-    `own_prompts` that it sums longer prompts in an order of its own (section 11 there). It tells
+    `own_order` that it sums longer prompts in an order of its own (section 11 there). It tells
     `dense_bytes(type, elements)`, memory of dense weights (None: as stored); `expert_bytes(layout)`
     of an expert beside its blob (None: 0); `threads` of the CPU (None: not known, as in a record).
     """
@@ -66,7 +66,7 @@ class Capabilities:
     types: frozenset[str] | None = None
     kv_types: tuple[str, ...] = ("fp32",)
     exact: bool = False
-    own_prompts: bool = False
+    own_order: bool = False
     dense_bytes: Callable[[str, int], int] | None = None
     expert_bytes: Callable[[BlobLayout], int] | None = None
     threads: int | None = None
@@ -248,9 +248,9 @@ class View:
     """Where an expert can be reached, and four independent facts about it.
 
     `parts` are the host addresses of gate, up and down; in a blob that lies in one piece they
-    follow its layout. `in_ram`: its bytes are in memory now. `dma`: a copy engine may read them.
-    `alias`: device address of `parts[0]` where the device can address them (the other parts lie
-    at the same distances), else None. `stable`: the addresses hold until `release`.
+    follow its layout. `in_ram`: its bytes are in memory now. `dma`: a copy engine may read them; a
+    blob in one piece lies in one page-locked piece. `alias`: device address of `parts[0]` where the
+    device has one (the other parts lie at the same distances). `stable`: all hold until `release`.
     """
 
     parts: tuple[int, int, int]

@@ -10,7 +10,8 @@ from strata_core.interfaces import BlobLayout
 def runs(layout: BlobLayout, parts: Sequence[int]) -> list[tuple[int, int, int]]:
     """(offset within the blob, address, bytes) of each copy; `parts` are addresses in memory.
 
-    Nothing between parts is copied: it may be another's.
+    Nothing between parts is copied: it may be another's. Those that follow each other lie in one
+    page-locked piece (`View.dma`): no copy goes across two.
     """
     found: list[tuple[int, int, int]] = []
     for part, address in zip(layout.parts, parts, strict=True):

@@ -29,8 +29,8 @@ class Wave:
     landed: bool = False
 
 
-Copy = tuple[int, int, int, int]
-"""Target, source, bytes, stream."""
+Pending = tuple[int, int, int, int]
+"""A copy that was asked for: target, source, bytes, stream."""
 
 
 @define(eq=False)
@@ -49,7 +49,7 @@ class Waves:
     _idle_events: list[int] = field(factory=list, init=False)
     _waves: list[Wave] = field(factory=list, init=False)
     _current: Wave | None = field(default=None, init=False)
-    _copies: list[Copy] = field(factory=list, init=False)
+    _copies: list[Pending] = field(factory=list, init=False)
     _launcher: ThreadPoolExecutor = field(init=False)
     _launching: Future[None] | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
@@ -88,7 +88,7 @@ class Waves:
         self._waves.append(self._current)
         self._current = None
 
-    def _launch(self, copies: Sequence[Copy], event: int) -> None:
+    def _launch(self, copies: Sequence[Pending], event: int) -> None:
         """In the thread: put copies on their streams, and behind all of them the event."""
         try:
             for copy in copies:

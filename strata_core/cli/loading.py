@@ -45,7 +45,7 @@ def facts(model: Model) -> dict[str, Any]:
     return {
         "selections": [selection.as_json() for selection in model.selections],
         "exact": model.capabilities.exact,
-        "own_prompts": model.capabilities.own_prompts,
+        "own_order": model.capabilities.own_order,
         "counters": {
             lane: dict(counters.get(lane, {"experts": 0, "bytes": 0}))
             for lane in (*LANES, *(lane for lane in counters if lane not in LANES))

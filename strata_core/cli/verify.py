@@ -205,7 +205,7 @@ def _prove(
     console.line(text + "".join(others))
     if not ran:
         console.line("nothing is proven: no way could be tried, for the reasons above.")
-    for line in _own(asked.backend, rows):
+    for line in _own_order(asked.backend, rows):
         console.line(line)
     inexact = _inexact(asked.backend, rows)
     for line in inexact:
@@ -226,14 +226,14 @@ def _prove(
     }
 
 
-def _own(backend: str, rows: Sequence[Row]) -> list[str]:
+def _own_order(backend: str, rows: Sequence[Row]) -> list[str]:
     """What was compared where prompts have an order of the backend's own."""
     from strata_core.verify.identity import REFERENCE
 
-    runs = [row.run for row in rows if row.run is not None and row.run.own]
+    runs = [row.run for row in rows if row.run is not None and row.run.own_order]
     if not runs:
         return []
-    names = ", ".join(sorted(frozenset.union(*(run.own for run in runs))))
+    names = ", ".join(sorted(frozenset.union(*(run.own_order for run in runs))))
     lines = [
         f"Backend {backend} sums these prompts in an order of its own: {names}. They are compared",
         f"with its first way that ran, not with backend {REFERENCE} (--exact-prompt does that);",

@@ -41,14 +41,15 @@ MEASURED = "measured here"
 """The origin of a rate that an earlier run of this model left."""
 
 DEFAULTS: Mapping[Lane, float] = {"vram": 1189e9, "link": 50e9, "file": 1.4e9}
-"""What exact kernels read of VRAM, the link of PCIe 5 x16, a disk: one H200 machine's figures."""
+"""What exact kernels read of VRAM, the link of PCIe 5 x16, a disk: figures of the machine
+that docs/experiments.md names at its beginning, as are those below."""
 
 HOST_A_THREAD, HOST_MOST = 9.5e9, 91e9
 """What the CPU's threads read of host memory there: each alone, and 16 of them together."""
 
 OPS_A_UNIT, PLAIN_OPS_A_UNIT = 84e12 / 132, 13e12 / 132
 """Operations a second of a prompt's products for each multiprocessor, with its matrix units and
-where it has none; that machine's too."""
+where it has none (sections 7 and 12 there)."""
 
 OPS_A_THREAD = 50e9
 """The same of a CPU's thread."""

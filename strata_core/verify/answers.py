@@ -45,8 +45,8 @@ class Answer:
 class Run:
     """One way's answers by prompt, what served it, and what was degraded meanwhile.
 
-    `exact`: the backend says that it keeps docs/arithmetic.md. `own` names the prompts whose bits
-    are the backend's own (section 11 there).
+    `exact`: the backend says that it keeps docs/arithmetic.md. `own_order` names the prompts that
+    the backend sums in an order of its own (section 11 there).
     """
 
     answers: Mapping[str, Answer]
@@ -55,7 +55,7 @@ class Run:
     reads: Mapping[str, Any] = field(factory=dict)
     lanes: Mapping[str, Any] = field(factory=dict)
     exact: bool = True
-    own: frozenset[str] = frozenset()
+    own_order: frozenset[str] = frozenset()
     degradations: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -70,10 +70,10 @@ class Expected:
     def __init__(self, reference: Mapping[str, Answer]) -> None:
         self._wanted, self._known = dict(reference), set[str]()
 
-    def wrong(self, answers: Mapping[str, Answer], own: frozenset[str]) -> tuple[str, ...]:
-        """Names of the prompts that were answered otherwise; `own` are the backend's own ones."""
-        self._wanted |= {name: answers[name] for name in own - self._known}
-        self._known |= own
+    def wrong(self, answers: Mapping[str, Answer], own_order: frozenset[str]) -> tuple[str, ...]:
+        """Names of the prompts that were answered otherwise; `own_order`: the latter."""
+        self._wanted |= {name: answers[name] for name in own_order - self._known}
+        self._known |= own_order
         return tuple(name for name, answer in self._wanted.items() if answers[name] != answer)
 
 
@@ -93,11 +93,11 @@ def prompts_of(vocabulary: int, context: int, *, long: bool = False) -> tuple[Pr
     return tuple(found)
 
 
-def own_answers(
+def in_own_order(
     prompts: Sequence[Prompt], capabilities: Capabilities, *, exact_prompt: bool
 ) -> frozenset[str]:
     """Names of the prompts whose bits are a backend's own, and not the CPU's."""
-    if not capabilities.own_prompts:
+    if not capabilities.own_order:
         return frozenset()
     classes = {p.name: prompt_class(len(p.ids), exact=exact_prompt) for p in prompts}
     return frozenset(name for name, found in classes.items() if found == "prompt")

@@ -36,7 +36,7 @@ from strata_core.verify.answers import (
     Expected,
     Prompt,
     Run,
-    own_answers,
+    in_own_order,
     prompts_of,
 )
 from strata_core.verify.ways import Model, Way
@@ -81,7 +81,7 @@ class Outcome:
             "options": options,
             "verdict": self.verdict,
             "exact": run.exact if run else None,
-            "own_order": sorted(run.own) if run else [],
+            "own_order": sorted(run.own_order) if run else [],
             "note": self.note,
             "about": [str(each) for each in self.way.about],
             "first_logits_sha256": self.logits or None,
@@ -140,7 +140,7 @@ def run(
         reads=reads,
         lanes=lanes,
         exact=able.exact,
-        own=own_answers(prompts, able, exact_prompt=settings.exact_prompt),
+        own_order=in_own_order(prompts, able, exact_prompt=settings.exact_prompt),
         degradations=degradations,
         seconds=time.perf_counter() - began,
     )
@@ -327,9 +327,9 @@ def _found(
 
 
 def _compared(asked: Subject, way: Way, wanted: Expected, found: Run) -> Outcome:
-    if wrong := wanted.wrong(found.answers, found.own):
+    if wrong := wanted.wrong(found.answers, found.own_order):
         note = f"other logits or tokens for: {', '.join(wrong)}"
-        if own := [name for name in wrong if name in found.own]:
+        if own := [name for name in wrong if name in found.own_order]:
             note += f"; than in the first way for: {', '.join(own)}"
         if not found.exact:
             note += f"; backend {asked.backend} does not say that it is exact"

@@ -123,6 +123,32 @@ class AliasAcrossTwoSpans(SourceSuite):
         return self.Source(context)
 
 
+class CutBetweenParts:
+    """An allocator whose pieces of memory end between the gate and the up of a blob."""
+
+    def __init__(self, allocator, gate):
+        self.allocator, self.gate, self.release = allocator, gate, allocator.release
+
+    def reserve(self, nbytes, cuts, purpose):
+        return self.allocator.reserve(nbytes, [cut + self.gate for cut in cuts], purpose)
+
+
+class CopyAcrossTwoSpans(SourceSuite):
+    FOUND_BY = "test_an_alias_lies_in_one_span"
+
+    class Source(Wrapped):
+        def __init__(self, context):
+            gate = context.experts.layouts[0].parts[0].nbytes
+            allocator = CutBetweenParts(context.allocator, gate)
+            super().__init__(evolve(context, allocator=allocator))
+
+        def view(self, expert):
+            return evolve(self.arena.view(expert), dma=True)
+
+    def make(self, context):
+        return self.Source(context)
+
+
 class CopyIsNotThreadSafe(SourceSuite):
     FOUND_BY = "test_copies_from_many_threads_are_right"
 

@@ -163,7 +163,7 @@ class Check:
             else:
                 source = MappedFile(self.checkpoint.experts)
             executor = self.bound(backend, source)
-            own = kind == "prompt" and backend.capabilities.own_prompts
+            own = kind == "prompt" and backend.capabilities.own_order
             return *run(executor, self.ids, size, self.asked.rounds, kind), own
         finally:
             for thing in (executor, source, allocator, backend):

@@ -34,7 +34,7 @@ from harness import MIB, PinsLittle, installed, own_order_of
 from strata_core import api
 from strata_core.checkpoint.open import open_checkpoint
 from strata_core.errors import StrataError
-from strata_core.verify.answers import Answer, Expected, Prompt, own_answers
+from strata_core.verify.answers import Answer, Expected, Prompt, in_own_order
 
 IDS = tuple((7 * n + 5) % 200 + 3 for n in range(150))
 PROMPTS = (Prompt(name="short", ids=IDS[:40]), Prompt(name="long", ids=IDS))
@@ -61,11 +61,11 @@ class Case:
 class End:
     """What came of it; `others` are bytes of pins besides those of the experts.
 
-    `own` names the prompts whose bits are the backend's own.
+    `own_order` names the prompts whose bits are the backend's own.
     """
 
     answers: Mapping[str, Answer] = field(factory=dict)
-    own: frozenset[str] = frozenset()
+    own_order: frozenset[str] = frozenset()
     paths: tuple[str, ...] = ()
     degraded: int = 0
     error: StrataError | None = None
@@ -152,7 +152,7 @@ def start(asked: argparse.Namespace, case: Case, experts: int, folder: Path) -> 
         try:
             with api.load(asked.model, **options) as model:
                 found["answers"] = answers_of(model)
-                found["own"] = own_answers(
+                found["own_order"] = in_own_order(
                     PROMPTS, model.capabilities, exact_prompt=asked.exact_prompt
                 )
                 found["allocator"] = next(s.name for s in model.selections if s.role == "allocator")
@@ -175,8 +175,8 @@ def judged(case: Case, end: End, wanted: Expected) -> list[str]:
         if not (end.error.what and end.error.why and end.error.remedy):
             wrong.append("an error that lacks a line")
         return wrong
-    for name in wanted.wrong(end.answers, end.own):
-        whose = "the first case's" if name in end.own else "the CPU's"
+    for name in wanted.wrong(end.answers, end.own_order):
+        whose = "the first case's" if name in end.own_order else "the CPU's"
         wrong.append(f"another answer than {whose} for the {name} prompt")
     if (end.allocator == "wsl") != case.wsl:
         wrong.append(f"the allocator is {end.allocator}")
@@ -226,7 +226,7 @@ def main() -> int:
             queue += [each for each in further if asked.only in each.name]
         wrong = judged(case, end, wanted)
         failed += bool(wrong)
-        own += [end.own] if end.answers else []
+        own += [end.own_order] if end.answers else []
         what = " | ".join(str(end.error).splitlines()) if end.error else "; ".join(end.paths)
         say = "; ".join(wrong) if wrong else "as it should be"
         print(f"{case.name:38} {shown(end.answers)} {end.seconds:5.1f} s {say}\n    {what}",

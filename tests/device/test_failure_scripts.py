@@ -137,7 +137,7 @@ def test_what_is_otherwise_than_a_case_says():
     ):
         assert refusals.judged(case, end, wanted)
     # a prompt in an order of the backend's own has to be the first case's
-    own = evolve(good, answers={"short": answer, "long": other}, own=frozenset({"long"}))
+    own = evolve(good, answers={"short": answer, "long": other}, own_order=frozenset({"long"}))
     assert refusals.judged(case, own, wanted) == []
     later = refusals.judged(case, evolve(own, answers=good.answers), wanted)
     assert later == ["another answer than the first case's for the long prompt"]

@@ -82,13 +82,13 @@ def models_of(folder: Path) -> list[Path]:
 class Cell:
     """What came of a way on a backend: a verdict in a word, the hash of the first logits, why.
 
-    `own` are the answers to prompts that it sums in an order of its own.
+    `own_order` are the answers to prompts that it sums in an order of its own.
     """
 
     verdict: str
     logits: str = ""
     note: str = ""
-    own: Mapping[str, Answer] = field(factory=dict)
+    own_order: Mapping[str, Answer] = field(factory=dict)
 
     def __str__(self) -> str:
         if self.verdict == "equal":
@@ -116,15 +116,15 @@ def cells(model: Path, backend: str, until: float) -> dict[str, Cell]:
 
 
 def _cell(row: Outcome) -> Cell:
-    own = {name: row.run.answers[name] for name in row.run.own} if row.run else {}
+    own = {name: row.run.answers[name] for name in row.run.own_order} if row.run else {}
     return Cell(row.verdict, row.logits[:16], row.note, own)
 
 
 def differ(row: Sequence[Cell]) -> list[str]:
     """In what the backends differ: the first logits, or prompts that all sum in their own order."""
     found = ["the first logits"] if len({cell.logits for cell in row}) > 1 else []
-    shared = set.intersection(*({*cell.own} for cell in row))
-    return found + sorted(n for n in shared if len({cell.own[n] for cell in row}) > 1)
+    shared = set.intersection(*({*cell.own_order} for cell in row))
+    return found + sorted(n for n in shared if len({cell.own_order[n] for cell in row}) > 1)
 
 
 def identity(models: Sequence[Path], backends: Sequence[str], until: float) -> tuple[int, int]:
@@ -147,7 +147,7 @@ def identity(models: Sequence[Path], backends: Sequence[str], until: float) -> t
             elif not verdicts <= {"equal", "idle"}:
                 different += 1
             print(f"{name:24} {way:19} {'/'.join(logits):16} {told}", flush=True)
-        own = [b for b in backends if any(cell.own for cell in found[b].values())]
+        own = [b for b in backends if any(cell.own_order for cell in found[b].values())]
         orders = f"; prompts in an order of its own: {', '.join(own)}" if own else ""
         print(f"{name:24} in {time.monotonic() - begin:.1f} s{orders}", flush=True)
     return different, left

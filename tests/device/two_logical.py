@@ -53,7 +53,7 @@ def main() -> int:
     equal = [row for row in rows if row.verdict == "equal"]
     wrong = [row for row in rows if row.verdict not in ("equal", "idle", "skipped")]
     served = sum(row.served.get("helper", 0) for row in equal)
-    own = [[row.run.own for row in found if row.run] for found in models]
+    own = [[row.run.own_order for row in found if row.run] for found in models]
     print(
         f"{len(equal)} of {len(rows)} ways equal the CPU's bits"
         f"{own_order_of(own, 'the way without a helper')}, {len(wrong)} do not; the helper on "

@@ -33,20 +33,23 @@ def test_every_round_and_prompt_is_counted_once(steps) -> None:
 
 
 def test_who_asks_meanwhile_gets_whole_rounds() -> None:
-    picks, done = Picks(2), threading.Event()
+    picks, asked, done = Picks(2), threading.Event(), threading.Event()
     seen: list[tuple[int, int]] = []
 
     def ask() -> None:
         while not done.is_set():
             a, b = picks.totals().tolist()
             seen.append((a, b))
+            asked.set()
 
     asking = threading.Thread(target=ask)
     asking.start()
+    assert asked.wait(60), "nobody asks"
     for _ in range(40 * TOGETHER):
         picks.note(np.array([0, 1], np.int64))
     done.set()
     asking.join()
+    assert seen
     assert all(a == b for a, b in seen)
     assert [a for a, _ in seen] == sorted(a for a, _ in seen)
     assert picks.totals().tolist() == [40 * TOGETHER] * 2

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <tuple>
 #include <ucontext.h>
+#include <vector>
 
 #define STRATA_EMULATED
 #define __device__
@@ -267,6 +268,33 @@ static inline void multiply16_at(int* c, const unsigned* a, unsigned b, int from
 }
 #define multiply16(c, a, b, from) multiply16_at(c, a, b, from, __LINE__)
 
+// --- copies to shared memory that arrive late, in place of portable.h's. What is copied is what is
+// there when a copy is sent (a device may read that early); until the thread has waited for its group,
+// rubbish is where it goes. Only groups that were ended are waited for.
+struct Sent {
+  unsigned char *to, bytes[16];
+  int group;
+};
+static std::vector<Sent> under_way[FIBERS];
+static int groups[FIBERS];  // ended ones
+
+static void send_copy(unsigned char* to, const unsigned char* from) {
+  if (((size_t)to | (size_t)from) & 15) fail("a copy is not aligned", (int)((size_t)to & 15), (int)((size_t)from & 15));
+  Sent sent = {to, {}, groups[current]};
+  memcpy(sent.bytes, from, 16);
+  memset(to, 0xff, 16);
+  under_way[current].push_back(sent);
+}
+static void end_group() { groups[current]++; }
+template <int LEFT>
+static void wait_for_groups() {
+  auto& sent = under_way[current];
+  size_t n = 0;
+  for (; n < sent.size() && sent[n].group < groups[current] - LEFT; n++)
+    memcpy(sent[n].to, sent[n].bytes, 16);
+  sent.erase(sent.begin(), sent.begin() + n);
+}
+
 // --- memory that the launch before this one writes: stale for each block until all of its threads
 // have followed, so that who reads it before that computes with what is not there yet
 struct Late {
@@ -302,6 +330,7 @@ static void (*body)();
 static void start_fiber() {
   body();
   if (!followed[current]) fail("a thread ends that has not waited for what is before", 0, 0);
+  if (!under_way[current].empty()) fail("a thread ends that has not waited for its copies", 0, 0);
   ended[current] = true;
   running--;
   pass_block();
@@ -318,6 +347,8 @@ static void start_block() {
   memset(met, 0, sizeof met);
   memset(arrived, 0, sizeof arrived);
   for (int i = 0; i < threads; i++) {
+    under_way[i].clear();
+    groups[i] = 0;
     getcontext(&contexts[i]);
     contexts[i].uc_stack.ss_sp = stacks + (size_t)i * STACK;
     contexts[i].uc_stack.ss_size = STACK;

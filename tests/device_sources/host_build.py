@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from strata_core.kernels.device.sources import HERE as SOURCES
 from strata_core.kernels.device.sources import source_of
 from strata_core.runtime import KernelKey, Launch
 from strata_core.testing.sim import SimHardware, SimRuntime
@@ -24,6 +25,13 @@ HERE = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
 PER_LIBRARY = 16
 
+LATE_COPIES = """
+#define copy16 send_copy
+#define copies_sent end_group
+#define copies_done wait_for_groups
+"""
+"""Stands behind portable.h, whose copies are done at once on a host; emulated.h's arrive late."""
+
 
 def host_compiler() -> str | None:
     """A C++ compiler, or None."""
@@ -31,12 +39,14 @@ def host_compiler() -> str | None:
 
 
 def _namespace(number: int, key: KernelKey) -> str:
-    source = source_of(key)
-    names = _defined(source.text) - _defined((HERE / "emulated.h").read_text("utf-8"))
+    source, portable = source_of(key), (SOURCES / "portable.h").read_text("utf-8")
+    text = source.text.replace(portable, portable + LATE_COPIES)
+    assert LATE_COPIES in text, "every kernel has portable.h"
+    names = _defined(text) - _defined((HERE / "emulated.h").read_text("utf-8"))
     return "\n".join(
         [
             f"namespace k{number} {{",
-            source.text,
+            text,
             "}",
             f'extern "C" const char* run_{number}(const int* g, const int* b, const u8* a) {{',
             f"  return launch<k{number}::{source.entry}>(k{number}::{source.entry}, g, b, a);",
@@ -51,13 +61,17 @@ def _defined(text: str) -> set[str]:
 
 
 class HostBuild:
-    """Kernels by key as functions of the host. Raises CalledProcessError with the compiler's."""
+    """Kernels by key as functions of the host. Raises CalledProcessError with the compiler's.
 
-    def __init__(self, keys: Sequence[KernelKey], folder: Path) -> None:
+    `define`: what the sources find defined, as for a device of another kind.
+    """
+
+    def __init__(self, keys: Sequence[KernelKey], folder: Path, define: str = "") -> None:
+        define = define and f"#define {define}\n"
         unique = sorted(set(keys))
         parts = [unique[i : i + PER_LIBRARY] for i in range(0, len(unique), PER_LIBRARY)]
         with ThreadPoolExecutor(2) as pool:
-            made = list(pool.map(lambda part: self._library(part, folder), parts))
+            made = list(pool.map(lambda part: self._library(part, folder, define), parts))
         self._functions = {
             key: self._function(library, number)
             for library, part in zip(made, parts, strict=True)
@@ -70,8 +84,9 @@ class HostBuild:
         """What the launch before the next one writes: where, what was there, what it writes."""
 
     @staticmethod
-    def _library(keys: Sequence[KernelKey], folder: Path) -> ctypes.CDLL:
+    def _library(keys: Sequence[KernelKey], folder: Path, define: str) -> ctypes.CDLL:
         prelude = (HERE / "emulated.h").read_text("utf-8") + "\ntypedef unsigned char u8;\n"
+        prelude += define
         text = prelude + "\n".join(_namespace(n, key) for n, key in enumerate(keys))
         target = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
         if not target.exists():

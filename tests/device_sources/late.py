@@ -10,7 +10,18 @@ import numpy as np
 from host_build import HostBuild
 from kernel_bench import Bench, Case, Ref
 
+KEPT = ("k", "v", "k_scales", "v_scales")
+
 LATE = {
+    "embed": ("ids",),
+    "add": ("y",),
+    "silu_mul": ("gate", "up"),
+    "silu_quantise": ("up",),
+    "gate_add": ("y", "gate"),
+    "combine": ("near", "far"),
+    "gather": ("x",),
+    "claim": ("mail_picks", "mail_lanes"),
+    "signal": ("value",),
     "rms_norm": ("x",),
     "norm_rows": ("x",),
     "norm_linear": ("x",),
@@ -35,6 +46,8 @@ LATE = {
     "prompt_heads": ("v",),
     "prompt_floats": ("x",),
     "prompt_linear": ("x",),
+    "prompt_attention": ("q", "positions", *KEPT),
+    "matrix_attention": ("q", "positions", *KEPT),
     "prompt_group": ("picks",),
     "prompt_combine": ("rows",),
     "prompt_gate_up": ("x",),
@@ -44,7 +57,11 @@ LATE = {
     "matrix_down": ("inner",),
 }
 """Buffers of the predecessor by kernel, but for those that the kernel itself writes, and for the
-keys and values of the window's own positions, which `late_keys` adds."""
+keys and values of the window's own positions, which `late_keys` adds. Those of prompts read no
+keys, values or positions early, whoever wrote them."""
+
+OVERWRITES = frozenset({"rope"})
+"""Kernels that write over all that the launch before them wrote: nothing of it can be held back."""
 
 
 def is_late(case: Case) -> bool:

@@ -15,7 +15,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from host_build import HostBuild, host_compiler
-from kernel_bench import Bench, Buffer
+from kernel_bench import Bench, Buffer, difference
+from late import is_late, run_late
 from matrix_attention_cases import FAR, far, in_float64, matrix_attention_cases, problem
 
 from strata_core.testing.sim import SimHardware
@@ -47,6 +48,13 @@ def bench(built):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.label} {case.key.parameters}")
 def test_it_is_near_and_a_token_has_one_set_of_bits(bench, case):
     assert problem(case, lambda it: bench.run(it)["out"], np.random.default_rng(5)) == ""
+
+
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+def test_nothing_of_the_launch_before_is_read_before_the_wait(bench, built, kv):
+    cases = [case for case in CASES if kv in case.key.parameters and is_late(case)]
+    case = min(cases, key=lambda case: case.buffers["q"].data.size)
+    assert difference(bench.run(case), run_late(bench, built, case)) == ""
 
 
 def test_what_is_far_and_what_depends_on_others_is_told(bench):

@@ -112,6 +112,18 @@ def several_tiles():
 
 
 @pytest.mark.timeout(300)
+def test_tiles_of_half_the_tokens_give_the_same_bits(bench, tmp_path):
+    """As devices of compute capability 7.5 have, whose blocks get less shared memory."""
+    cases = [whole("Q4_K"), *several_tiles()]
+    build = HostBuild([case.key for case in cases], tmp_path, "__CUDA_ARCH__ 750")
+    runtime = build.runtime(SimHardware(matrix=True))
+    halves = Bench(runtime, planes=True)
+    for case in cases:
+        assert difference(bench.run(case), halves.run(case)) == "", case.label
+    runtime.close()
+
+
+@pytest.mark.timeout(300)
 def test_a_block_computes_one_tile_after_the_other(bench, compiled_kernels):
     kernels = HostKernels(Library(Compiler(host_target(), compiled_kernels, print)))
     hardware = SimHardware(matrix=True)

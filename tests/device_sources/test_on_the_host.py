@@ -14,13 +14,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import host_build
 from attention_cases import append_cases, attention_cases, merge_cases
 from buffer_cases import buffer_cases
 from fused_cases import fused_cases
 from host_build import HostBuild, host_compiler
 from kernel_bench import RECORD, Bench, Buffer, difference, pack_planes, unpack_planes
 from kernel_inputs import QUANTISED, activations, records_of
-from late import LATE, is_late, run_late
+from late import LATE, OVERWRITES, is_late, run_late
 from prompt_cases import (
     grouping_cases,
     on_matrix_units,
@@ -37,6 +38,7 @@ from strata_core.checkpoint.types import TYPES
 from strata_core.kernels.cpu.jit import Compiler
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.target import host_target
+from strata_core.kernels.device import table
 from strata_core.kernels.device.table import DEVICE_KERNELS
 from strata_core.testing.sim import SimHardware, SimRuntime
 from strata_core.testing.sim.args import pointers
@@ -92,6 +94,9 @@ def products_of_prompts():
 
 CASES = list(selected())
 
+OTHERS = frozenset({"matrix_attention"})
+"""The kernel whose bits are its own: test_matrix_attention.py runs it."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -128,7 +133,7 @@ def test_bits_are_the_cpus(expected, emulated, case):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("name", [name for name in LATE if name not in OTHERS])
 def test_nothing_of_the_launch_before_is_read_before_the_wait(expected, emulated, built, name):
     cases = [case for case in CASES if case.key.name == name and is_late(case)]
     assert cases
@@ -137,8 +142,44 @@ def test_nothing_of_the_launch_before_is_read_before_the_wait(expected, emulated
 
 
 def test_every_kernel_is_among_them():
-    """But for the one whose bits are its own, which test_matrix_attention.py runs."""
-    assert {case.key.name for case in CASES} == set(DEVICE_KERNELS) - {"matrix_attention"}
+    assert {case.key.name for case in CASES} == set(DEVICE_KERNELS) - OTHERS
+    assert set(LATE) == set(DEVICE_KERNELS) - OVERWRITES
+
+
+def test_a_block_of_attention_may_have_several_heads(expected, emulated, monkeypatch):
+    """As blocks of long windows have."""
+    monkeypatch.setattr(table, "ENOUGH_BLOCKS", 1)
+    cases = [case for case in CASES if case.key.name == "attention"]
+    assert max(case.args["group"] for case in cases) > 2
+    for case in cases:
+        assert difference(expected.run(case), emulated.run(case)) == "", case.label
+
+
+COPYING = ("embed", "linear", "dispatch", "attention", "prompt_floats", "matrix_linear")
+"""A kernel of each way of copying to shared memory that is known here."""
+
+
+@pytest.fixture(scope="module")
+def hasty(folder):
+    """The kernels of COPYING, whose waits for copies are none, and their cases."""
+    if host_compiler() is None:
+        pytest.skip("there is no C++ compiler to make the device sources for the host with")
+    keys = {case.key.name: case.key for case in CASES}
+    cases = {name: [case for case in CASES if case.key == keys[name]] for name in COPYING}
+    with pytest.MonkeyPatch.context() as patch:
+        none = "template <int> static void forget() { ::under_way[::current].clear(); }\n"
+        late = host_build.LATE_COPIES.replace("wait_for_groups", "forget")
+        patch.setattr(host_build, "LATE_COPIES", none + late)
+        build = HostBuild([keys[name] for name in COPYING], folder)
+    runtime = build.runtime(SimHardware(matrix=True))
+    yield Bench(runtime, planes=True), cases
+    runtime.close()
+
+
+@pytest.mark.parametrize("name", COPYING)
+def test_what_is_read_before_it_has_arrived_is_found(expected, hasty, name):
+    bench, cases = hasty
+    assert any(difference(expected.run(case), bench.run(case)) for case in cases[name])
 
 
 def test_planes_hold_what_records_hold():

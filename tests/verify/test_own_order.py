@@ -37,7 +37,7 @@ def test_ways_of_an_own_order_are_compared_with_each_other(model, units) -> None
     units(lambda: 1.001)
     rows = proven(model)
     assert [row.verdict for row in rows] == ["equal"] * 3
-    assert [row.run.own for row in rows if row.run] == [{"150"}] * 3
+    assert [row.run.own_order for row in rows if row.run] == [{"150"}] * 3
     assert len({row.run.answers["150"] for row in rows if row.run}) == 1
 
 
@@ -55,14 +55,14 @@ def test_exact_prompts_are_compared_with_the_cpu(model, units) -> None:
     units(lambda: 1.001)
     rows = proven(model, exact_prompt=True)
     assert [row.verdict for row in rows] == ["equal"] * 3
-    assert not any(row.run.own for row in rows if row.run)
+    assert not any(row.run.own_order for row in rows if row.run)
 
 
 def test_products_of_quantised_rows_have_an_order_of_their_own(model, units) -> None:
     units(lambda: 1.001)
     rows = proven(model, 2, kv="fp32")
     assert [row.verdict for row in rows] == ["equal"] * 2
-    assert [row.run.own for row in rows if row.run] == [{"150"}] * 2
+    assert [row.run.own_order for row in rows if row.run] == [{"150"}] * 2
 
 
 def test_floats_keep_the_cpus_order(tmp_path, units) -> None:
@@ -73,7 +73,7 @@ def test_floats_keep_the_cpus_order(tmp_path, units) -> None:
     (row,) = proven(path, 1, kv="fp32")
     assert row.verdict == "equal"
     assert row.run is not None
-    assert not row.run.own
+    assert not row.run.own_order
 
 
 def test_the_table_says_what_was_compared(model, units, capsys) -> None:

@@ -39,7 +39,7 @@ from strata_core.kernels.device.layout import MOST_TOKENS
 from strata_core.kernels.device.measure import CpuTrials, lanes_together, samples
 from strata_core.kernels.device.options import DeviceOptions, read_options
 from strata_core.kernels.device.placement import Order, Placement
-from strata_core.kernels.device.prompt_lower import own_prompts
+from strata_core.kernels.device.prompt_lower import own_order
 from strata_core.kernels.device.rounds import Hand, Maker
 from strata_core.kernels.device.segments import Places
 from strata_core.kernels.device.self_test import check_host_lane
@@ -104,7 +104,7 @@ class DeviceBackend:
         # one core is left to the thread of the driver
         threads = context.options.get("threads") or max(1, threads_of(context.machine) - 1)
         self._pool = Pool(compiler, int(threads))
-        self._exact, self._own_prompts = True, False
+        self._exact, self._own_order = True, False
         self._placements: list[Placement] = []
         self._prepared: Placement | None = None
 
@@ -115,7 +115,7 @@ class DeviceBackend:
         Whether prompts have an order of their own is known once a model is bound.
         """
         exact = self._capabilities.exact and self._exact
-        return evolve(self._capabilities, exact=exact, own_prompts=self._own_prompts)
+        return evolve(self._capabilities, exact=exact, own_order=self._own_order)
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -191,7 +191,7 @@ class DeviceBackend:
             executor.prepare_first()
             self._exact &= placement.tests.exact
             facts = self.runtime.devices()[placement.device]
-            self._own_prompts |= own_prompts(placement.model, matrix=facts.matrix)
+            self._own_order |= own_order(placement.model, matrix=facts.matrix)
             self._exact &= self._host_lane_is_exact(placement)
         except BaseException:
             with suppress(StrataError):

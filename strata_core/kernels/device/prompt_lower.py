@@ -37,7 +37,7 @@ HEAD_ROWS = 8
 """Rows of logits that are computed at once behind a chunk."""
 
 
-def own_prompts(model: Model, *, matrix: bool) -> bool:
+def own_order(model: Model, *, matrix: bool) -> bool:
     """Whether a prompt's bits are others than a window's: some kernel has an order of its own.
 
     `matrix`: whether the device has matrix units.
