@@ -212,11 +212,13 @@ DEV void copies_done() {}
 // --- integers: four signed bytes times four signed bytes, added to c
 #if defined(STRATA_HIP)
 #if defined(__gfx906__) || defined(__gfx908__) || defined(__gfx90a__) || defined(__gfx942__) || \
-    defined(__gfx1011__) || defined(__gfx1012__) || defined(__gfx1030__) || defined(__gfx1031__) || \
-    defined(__gfx1032__) || defined(__gfx1034__)
+    defined(__gfx940__) || defined(__gfx941__) || defined(__gfx1011__) || defined(__gfx1012__) || \
+    defined(__gfx1030__) || defined(__gfx1031__) || defined(__gfx1032__) || defined(__gfx1033__) || \
+    defined(__gfx1034__) || defined(__gfx1035__) || defined(__gfx1036__)
 DEV int dot4(int a, int b, int c) { return __builtin_amdgcn_sdot4(a, b, c, false); }
 #elif defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || \
-    defined(__gfx1200__) || defined(__gfx1201__)
+    defined(__gfx1103__) || defined(__gfx1150__) || defined(__gfx1151__) || \
+    defined(__gfx1152__) || defined(__gfx1153__) || defined(__gfx1200__) || defined(__gfx1201__)
 DEV int dot4(int a, int b, int c) { return __builtin_amdgcn_sudot4(true, a, true, b, c, false); }
 #else
 #define STRATA_PLAIN_DOT4
@@ -396,7 +398,8 @@ DEV i64 word_of_host(const i64* word) {
 }
 DEV u64 ticks() {
 #if defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || \
-    defined(__gfx1200__) || defined(__gfx1201__)
+    defined(__gfx1103__) || defined(__gfx1150__) || defined(__gfx1151__) || \
+    defined(__gfx1152__) || defined(__gfx1153__) || defined(__gfx1200__) || defined(__gfx1201__)
   return __builtin_amdgcn_s_sendmsg_rtnl(0x83);
 #else
   return __builtin_amdgcn_s_memrealtime();
