@@ -116,7 +116,8 @@ def speed_line(row: Beside) -> str:
     if row.actual is None:
         return f"{row.what}: {row.planned:.1f} tokens/s predicted, none measured"
     return (
-        f"{row.what}: {row.planned:.1f} tokens/s predicted, {row.actual:.1f} measured{_part(row)}"
+        f"{row.what}: {row.planned:.1f} tokens/s predicted, {row.actual:.1f} measured at best"
+        f"{_part(row)}"
     )
 
 
