@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from functools import partial
 
 from attrs import define, field
@@ -125,9 +124,9 @@ class Waves:
     def still(self, patience: float) -> bool:
         """Whether nothing moves any more, after waiting `patience` seconds at most."""
         limit = time.monotonic() + patience
-        with suppress(DeviceError):  # what of it was put on the streams is waited for
-            if not self._is_launched(patience):
-                return False
+        # also of one that failed: what of it was put on the streams is waited for
+        if self._launching is not None and not wait([self._launching], patience).done:
+            return False
         try:
             for stream in (self.into, self.out):
                 self.runtime.record(self._order, stream)

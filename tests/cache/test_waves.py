@@ -20,12 +20,12 @@ class Stuck(SimRuntime):
         super().__init__(SimHardware(vram=(1 << 24,)))
         self.let = threading.Event()
         self.let.set()
-        self.failing = False
+        self.failing = None
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self.let.wait()
-        if self.failing:
-            raise DeviceError("copy failed", "no reason", "none")
+        if self.failing is not None:
+            raise self.failing
         super().copy(target, source, nbytes, stream)
 
 
@@ -81,15 +81,18 @@ def _ended(waves, target, source):
     return wave
 
 
-def test_what_could_not_be_copied_never_lands(runtime, waves) -> None:
+@pytest.mark.parametrize(
+    "error", [DeviceError("copy failed", "no reason", "none"), ZeroDivisionError("copy failed")]
+)
+def test_what_could_not_be_copied_never_lands(runtime, waves, error) -> None:
     target, source = between(runtime)
-    runtime.failing = True
+    runtime.failing = error
     wave = _ended(waves, target, source)
     for _ in range(3):
-        with pytest.raises(DeviceError, match="copy failed"):
+        with pytest.raises(type(error), match="copy failed"):
             landed(waves, wave)
         assert not wave.landed
     assert waves.still(60.0), "nothing moves"
-    with pytest.raises(DeviceError, match="copy failed"):
+    with pytest.raises(type(error), match="copy failed"):
         waves.look()
     assert runtime.take_error() is None
