@@ -41,6 +41,18 @@ QUANTISE_PART = Part(kernel="quantise", args={"x": "out", "width": "dim"})
 """A norm of whole rows, and the records of what it gives."""
 
 
+NORM_ARGS: dict[str, Kind] = {
+    "out": "ptr",
+    "gain": "ptr",
+    "records": "ptr",
+    "status": "ptr",
+    "rows": "i32",
+    "dim": "i32",
+}
+NORM_ENDS: dict[str, Kind] = {"eps": "f32", "op": "i32"}
+"""Arguments of kernels that end with such a norm; a kernel's own come before and between."""
+
+
 def _normed(of: str, heads: str) -> Part:
     args = {"x": of, "out": of, "weight": f"{of}_gain", "rows": "tokens", "dim": "head_dim"}
     return Part(kernel="rms_norm", args={**args, "runs": heads})

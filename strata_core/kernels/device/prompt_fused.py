@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strata_core.kernels.device.entry import DeviceKernel, Geometry, Kind, Values
+from strata_core.kernels.device.entry import DeviceKernel, Geometry, Values
 from strata_core.kernels.device.fused_entry import (
     HEADS_ARGS,
     HEADS_RUNS,
+    NORM_ARGS,
+    NORM_ENDS,
     NORM_PART,
     QUANTISE_PART,
     WIDEST_ROW,
@@ -46,16 +48,6 @@ def _heads_fit(a: Values, _: Sequence[str | int]) -> bool:
     return a["tokens"] > MOST_TOKENS and whole
 
 
-_NORMED: dict[str, Kind] = {
-    "out": "ptr",
-    "gain": "ptr",
-    "records": "ptr",
-    "status": "ptr",
-    "rows": "i32",
-    "dim": "i32",
-}
-_ENDS: dict[str, Kind] = {"eps": "f32", "op": "i32"}
-
 _SUM = Part(kernel="add", args={"width": "dim"})
 _COMBINE = Part(kernel="prompt_combine", args={"rows": "experts", "tokens": "rows", "width": "dim"})
 
@@ -63,7 +55,7 @@ PROMPT_FUSED = (
     Fused(
         kernel=DeviceKernel(
             name="prompt_norm",
-            args={"x": "ptr", **_NORMED, **_ENDS},
+            args={"x": "ptr", **NORM_ARGS, **NORM_ENDS},
             geometry=_row,
             summary="as `norm_rows`",
         ),
@@ -73,7 +65,7 @@ PROMPT_FUSED = (
     Fused(
         kernel=DeviceKernel(
             name="prompt_add_norm",
-            args={"x": "ptr", "y": "ptr", **_NORMED, **_ENDS},
+            args={"x": "ptr", "y": "ptr", **NORM_ARGS, **NORM_ENDS},
             geometry=_row,
             summary="add, then rms_norm of whole rows and, unless records is 0, their records",
         ),
@@ -87,9 +79,9 @@ PROMPT_FUSED = (
                 "x": "ptr",
                 "experts": "ptr",
                 "weights": "ptr",
-                **_NORMED,
+                **NORM_ARGS,
                 "top_k": "i32",
-                **_ENDS,
+                **NORM_ENDS,
             },
             geometry=_row,
             summary="prompt_combine of the rows `experts`, then rms_norm of whole rows and, unless "
