@@ -49,7 +49,7 @@ HOST_A_THREAD, HOST_MOST = 9.5e9, 91e9
 
 OPS_A_UNIT, PLAIN_OPS_A_UNIT = 84e12 / 132, 13e12 / 132
 """Operations a second of a prompt's products for each multiprocessor, with its matrix units and
-where it has none (sections 7 and 12 there)."""
+where it has none: what section 7 there reckons with, and section 8 had; section 12 does more."""
 
 OPS_A_THREAD = 50e9
 """The same of a CPU's thread."""
