@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from strata_core.abilities import Move
 from strata_core.cache.adaptive import EXCHANGE_MARGIN, Demand, Timetable
+from strata_core.cache.beside import Beside
 from strata_core.cache.slots import SlotClass, SlotPool, slot_bytes
 from strata_core.cache.swaps import Swapper
 from strata_core.interfaces import BlobLayout, BlobPart, Expert, View
@@ -34,7 +35,11 @@ HIDDEN, INNER, TOP = 2048, 768, 8
 def layout(type_of_down: str, bits: int) -> BlobLayout:
     """A blob of the 30B-A3B shape; `bits` a weight of the down matrix."""
     parts, offset = [], 0
-    sizes = {"gate": (INNER, HIDDEN, 144), "up": (INNER, HIDDEN, 144), "down": (HIDDEN, INNER, bits)}
+    sizes = {
+        "gate": (INNER, HIDDEN, 144),
+        "up": (INNER, HIDDEN, 144),
+        "down": (HIDDEN, INNER, bits),
+    }
     for name, (rows, columns, block) in sizes.items():
         nbytes = rows * columns // 256 * block
         kind = type_of_down if name == "down" else "Q4_K"
@@ -90,15 +95,12 @@ class Places:
         """Nobody asks."""
         raise NotImplementedError
 
-    stable_version = 0
-    stable_addresses = addresses
-
     def view(self, expert: Expert) -> View:
         """Where it is."""
         start = self.places.get(expert)
         if start is None:
             return View((0, 0, 0), in_ram=False)
-        return View(self._parts(expert, start), in_ram=True, dma=True)
+        return View(self._parts(expert, start), in_ram=True, dma=True, alias=start)
 
     def begin_layer(self, layer: int, experts: list[int]) -> None:
         """Nothing to do."""
@@ -136,6 +138,19 @@ class Places:
             self.free.append(move.parts[0])
 
 
+class Addresses:
+    """What the CPU finds experts by."""
+
+    def __init__(self, source: Places, experts: int) -> None:
+        self._source = source
+        self._tables = {layer: np.zeros((experts, 3), np.uint64) for layer in source.layouts}
+
+    def moved(self, experts: Iterable[Expert]) -> None:
+        """Ask for the addresses that a move has changed."""
+        for expert in experts:
+            self._tables[expert.layer][expert.index] = self._source.view(expert).parts
+
+
 def asked(layers: int, experts: int, skew: float, rounds: int) -> Iterator[NDArray[np.int64]]:
     """Numbers of the experts that each round asks for: routers with log-normal norms."""
     rng = np.random.default_rng(0)
@@ -169,7 +184,7 @@ def make(given: argparse.Namespace) -> Adaptation:
     pool = SlotPool(0, tuple(classes), places, spare)
     runtime, source = Nothing(), Places(layouts, outside, 2 * pace.at_once)
     demand = Demand.of(layouts, given.experts, everyone)
-    demand.inside[[demand.number(e) for e in inside]] = True
+    demand.put_inside(inside)
     mirror = np.zeros((given.layers, given.experts), CELL)
     cells = Cells(dict(enumerate(mirror)), moving=True)
     table = DeviceTable(
@@ -183,21 +198,24 @@ def make(given: argparse.Namespace) -> Adaptation:
         nbytes=mirror.nbytes,
         layouts=layouts,
         source=source,
-        host=SimpleNamespace(serving=SimpleNamespace(moved=lambda experts: None)),
-        linked=False,
+        host=SimpleNamespace(serving=Addresses(source, given.experts)),
+        linked=True,
     )
+    jobs = Beside("beside")
+    timetable = Timetable(pace, demand, jobs, EXCHANGE_MARGIN)
     swapper = Swapper(
         runtime=runtime,
         pool=pool,
         layouts=layouts,
         source=source,
         table=table,
-        demand=demand,
+        policy=timetable,
+        jobs=jobs,
         degrade=print,
         patience=10.0,
         buffers=[],
     )
-    return Adaptation(Timetable(pace, demand, EXCHANGE_MARGIN), swapper, table)
+    return Adaptation(timetable, swapper, table, jobs)
 
 
 def main() -> None:
@@ -218,9 +236,7 @@ def main() -> None:
     taken, begun, entered = [], [], []
     for numbers in asked(given.layers, given.experts, given.skew, given.warm + given.rounds):
         start = time.perf_counter_ns()
-        begin = getattr(adaptation, "before", None)
-        if begin is not None:
-            begin()
+        adaptation.before()
         begun.append(time.perf_counter_ns() - start)
         # both give the interpreter away, as a round does
         weights.max()
@@ -234,7 +250,9 @@ def main() -> None:
     some = np.array(entered[given.warm :])
     us = (np.array(taken) + np.array(begun))[given.warm :] / 1e3
     quiet = us[some == 0]
-    print(f"{given.layers} x {given.experts}, share {given.share:g}: {some.mean():.1f} swaps a round")
+    print(
+        f"{given.layers} x {given.experts}, share {given.share:g}: {some.mean():.1f} swaps a round"
+    )
     for name, row in (("all", us), ("no swap", quiet), ("swaps", us[some > 0])):
         if len(row):
             p90 = np.percentile(row, 90)

@@ -264,6 +264,8 @@ class DeviceExecutor:
         self._maker.hand.failure[:] = NO_FAILURE
         # whatever ends the round early, the device may still be busy with it
         self._unsettled = True
+        if self._adaptation is not None:
+            self._adaptation.before()
         self._run_round(ready)
         if self._maker.hand.failure[0] != NO_FAILURE:
             raise stopped(self._maker, ready.dispatch)
