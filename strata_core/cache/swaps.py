@@ -157,8 +157,9 @@ class Swapper:
         self.policy.bar(pair.leaving)
         self.policy.bar(pair.entering)
         try:
-            if self._prepare(swap):
-                self._start(swap)
+            view = self._reachable(pair.entering)
+            if self._prepare(swap, needs_in=view is None):
+                self._start(swap, view)
                 return True
         except DeviceError:
             raise
@@ -168,14 +169,13 @@ class Swapper:
         self._undo(swap)
         return False
 
-    def _prepare(self, swap: Swap) -> bool:
+    def _prepare(self, swap: Swap, *, needs_in: bool) -> bool:
         """Have the source make room, and take the buffers; False where there are too few."""
         if self._mover is not None:
             swap.promote = self._mover.begin_promote(swap.pair.entering)
             swap.about = swap.pair.leaving
             swap.demote = self._mover.begin_demote(swap.pair.leaving)
             swap.about = swap.pair.entering
-        needs_in = self._reachable(swap.pair.entering) is None
         needs_out = swap.demote is not None and not swap.demote.dma
         if needs_in + needs_out > len(self.buffers):
             return False
@@ -191,7 +191,8 @@ class Swapper:
         self.source.release(expert)
         return view if view.dma else None
 
-    def _start(self, swap: Swap) -> None:
+    def _start(self, swap: Swap, view: View | None) -> None:
+        """Have copies begin; `view` is where a copy engine finds the entering expert."""
         leaving, entering = swap.pair.leaving, swap.pair.entering
         if swap.demote is not None and swap.demote.parts is not None:
             slot, layout = self.pool.places[leaving], self.layouts[leaving.layer]
@@ -200,7 +201,6 @@ class Swapper:
             else:
                 for offset, target, nbytes in runs(layout, swap.demote.parts):
                     swap.wave = self._waves.fetch(target, slot + offset, nbytes)
-        view = self._reachable(entering)
         if view is None:
             assert swap.into is not None, "what cannot be reached was given a buffer"
             swap.reading = self._readers.submit(self._read, entering, swap.into)
@@ -285,7 +285,16 @@ class Swapper:
             raise
         for swap in good:
             self._done(swap)
+        entered = [self._bytes(swap) for swap in good]
+        left = [self._bytes(swap) for swap in good if swap.shown]
+        self.counts = self.counts.plus(
+            entered=len(entered), entered_bytes=sum(entered), left=len(left), left_bytes=sum(left)
+        )
         self.table.refresh([e for s in good for e in (s.pair.leaving, s.pair.entering)])
+
+    def _bytes(self, swap: Swap) -> int:
+        """Bytes of either expert's blob."""
+        return self.layouts[swap.pair.entering.layer].nbytes
 
     def _show_leaving(self, swap: Swap) -> bool:
         """Have the source show its copy of the leaving expert, which is still in its slot."""
@@ -328,12 +337,6 @@ class Swapper:
         self._forget(swap)
         self.policy.moved(pair)
         self.policy.bar(pair.entering, barred=False)
-        self.counts = self.counts.plus(
-            entered=1,
-            entered_bytes=layout.nbytes,
-            left=int(swap.shown),
-            left_bytes=layout.nbytes * swap.shown,
-        )
         if swap.promote is not None and self._mover is not None:
             self._end(self._mover.commit, swap.promote)
 

@@ -51,11 +51,13 @@ class DeviceTable:
     linked: bool
     _fresh: bool = field(default=False, init=False)
     _mover: AdaptiveSource | None = field(init=False)
+    _stable: bool = field(init=False)
     _spans: dict[int, tuple[int, int]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # asked once: each of these takes as long as a copy's launch
         self._mover = self.source if isinstance(self.source, AdaptiveSource) else None
+        self._stable = isinstance(self.source, StableSource)
         tables = self.cells.layers.items()
         self._spans = {layer: (table.ctypes.data, table.nbytes) for layer, table in tables}
 
@@ -68,15 +70,15 @@ class DeviceTable:
             # no round came after the last copy, which may still read the mirror
             self._await_copy()
             self._fresh = False
-        touched = {e.layer for pair, _ in swaps for e in (pair.leaving, pair.entering)}
-        before = {layer: self.cells.layers[layer].copy() for layer in touched}
+        touched = [e for pair, _ in swaps for e in (pair.leaving, pair.entering)]
+        before = [self.cells.saved(expert) for expert in touched]
         try:
             for pair, slot in swaps:
                 self._move(pair, slot)
-            self._copy(touched)
+            self._copy({expert.layer for expert in touched})
         except Exception:
-            for layer, table in before.items():
-                self.cells.layers[layer][:] = table
+            for expert, cell in zip(touched, before, strict=True):
+                self.cells.restore(expert, cell)
             raise
         self._fresh = True
         self.cells.version += 1
@@ -106,7 +108,7 @@ class DeviceTable:
         )
         self.cells.empty(leaving)
         if self.linked and self._mover is not None:
-            held = holds(self.source, leaving)
+            held = self._stable or holds(self.source, leaving)
             self.cells.link(leaving, alias_of(self.source, leaving) if held else None)
             self.cells.link(entering, None)
 
