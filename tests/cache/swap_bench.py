@@ -6,7 +6,7 @@ import numpy as np
 
 from strata_core.abilities import Move
 from strata_core.cache.adaptive import Demand
-from strata_core.cache.beside import Beside
+from strata_core.cache.beside import Beside, Job
 from strata_core.cache.slots import make_slots
 from strata_core.cache.staging import staging_bytes
 from strata_core.cache.swaps import Swapper
@@ -156,9 +156,33 @@ class Table:
     def refresh(self, experts):
         self.refreshed += experts
 
+    def round_over(self):
+        """Nothing to do."""
+
+
+class Told:
+    """Jobs that run when they are told to."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def begin(self, work):
+        self.waiting.append(Job(work))
+        return self.waiting[-1]
+
+    def run(self):
+        while self.waiting:
+            self.waiting.pop(0).run()
+
+    def close(self, bound):
+        while self.waiting:
+            self.waiting.pop(0).give_up()
+
 
 class Lab:
-    def __init__(self, make_source, inside=ALL[:6], faults=None, spare=2):
+    """`policy_of`, given the demand, is what the swapper tells of its swaps; else the demand."""
+
+    def __init__(self, make_source, inside=ALL[:6], faults=None, spare=2, policy_of=None):
         self.runtime = SimRuntime(SimHardware(vram=(64 * MIB,)), faults=faults)
         self.runtime.open_context(0)
         self.ledger = Ledger(devices=1)
@@ -182,7 +206,7 @@ class Lab:
             layouts=LAYOUTS,
             source=self.source,
             table=self.table,
-            policy=self.demand,
+            policy=policy_of(self.demand) if policy_of else self.demand,
             jobs=self.jobs,
             degrade=self.reports.append,
             patience=120.0,
@@ -191,11 +215,15 @@ class Lab:
 
     def check(self):
         """What rounds find is right, and is what the pool and the policy believe."""
+        self.check_rounds()
+        inside = {e for e in ALL if self.demand.inside[self.demand.number(e)]}
+        assert inside == set(self.pool.places)
+
+    def check_rounds(self):
+        """What rounds find is right, and is what the pool believes."""
         assert self.table.slots == self.pool.places
         for expert, at in self.table.slots.items():
             assert np.array_equal(bytes_at(at, len(BLOBS[expert])), BLOBS[expert])
-        inside = {e for e in ALL if self.demand.inside[self.demand.number(e)]}
-        assert inside == set(self.pool.places)
         slots = [*self.pool.places.values(), *(s for row in self.pool.spare.values() for s in row)]
         assert len(set(slots)) == len(slots)
 
