@@ -1,11 +1,22 @@
 """Which experts change places: what must hold for any counts, and how the policy behaves."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_core.cache.adaptive import EXCHANGE_MARGIN, HORIZON, MARGIN, Demand, Pair, Timetable
+from strata_core.cache import adaptive
+from strata_core.cache.adaptive import (
+    EXCHANGE_MARGIN,
+    HEAVY,
+    HORIZON,
+    MARGIN,
+    Demand,
+    Pair,
+    Timetable,
+)
 from strata_core.cache.beside import AtOnce
 from strata_core.interfaces import BlobLayout, BlobPart, Expert
 from strata_core.plan.moving import Pace, slot_bytes, spares, spares_by_size
@@ -26,10 +37,11 @@ ALL = [Expert(layer, index) for layer in LAYOUTS for index in range(EXPERTS)]
 floats = st.floats(0, 64, width=32)
 
 
-def make(counts=None, inside=(), barred=(), ranking=ALL):
+def make(counts=None, inside=(), barred=(), ranking=ALL, weight=1.0):
     demand = Demand.of(LAYOUTS, EXPERTS, ranking)
+    demand.weight = weight
     if counts is not None:
-        demand.sums[:] = counts
+        demand.sums[:] = np.multiply(counts, weight)
     demand.put_inside(inside)
     for expert in barred:
         demand.bar(expert)
@@ -44,7 +56,9 @@ def situations(draw):
     ranking = draw(st.permutations(ALL))
     most = draw(st.integers(0, 20))
     margin = draw(st.sampled_from([MARGIN, EXCHANGE_MARGIN, 0.5]))
-    return make(counts, inside, barred, ranking), inside, barred, most, margin
+    # powers of two change no digit of a count
+    weight = draw(st.sampled_from([1.0, 2.0**40, HEAVY / 2]))
+    return make(counts, inside, barred, ranking, weight), inside, barred, most, margin
 
 
 @settings(max_examples=200, deadline=None)
@@ -57,7 +71,7 @@ def test_swaps_keep_every_rule(situation):
     moved = [e for pair in pairs for e in (pair.leaving, pair.entering)]
     assert len(set(moved)) == len(moved), "an expert is in one pair"
     assert not set(moved) & barred
-    count = {e: demand.counts[demand.number(e)] for e in ALL}
+    count = dict(zip(ALL, demand.counts[[demand.number(e) for e in ALL]], strict=True))
     leads = [count[pair.entering] - count[pair.leaving] for pair in pairs]
     for pair in pairs:
         assert pair.leaving in inside
@@ -75,7 +89,7 @@ def test_nothing_worth_while_is_left_and_nothing_comes_back(situation):
     for pair in pairs:
         demand.moved(pair)
     assert demand.swaps(len(ALL), margin) == []
-    count = {e: demand.counts[demand.number(e)] for e in ALL}
+    count = dict(zip(ALL, demand.counts[[demand.number(e) for e in ALL]], strict=True))
     held = {e for e in ALL if demand.inside[demand.number(e)]} - barred
     for one in (e for e in ALL if e not in held and e not in barred):
         for other in (e for e in held if LAYOUTS[e.layer] == LAYOUTS[one.layer]):
@@ -100,6 +114,44 @@ def test_counts_are_rounds_of_the_horizon():
     assert demand.counts[demand.number(often)] == pytest.approx(HORIZON, rel=0.01)
     demand.round(np.array([demand.number(once)]))
     assert demand.counts[demand.number(once)] == 1
+
+
+asked_for = st.lists(st.integers(0, len(ALL) - 1), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(floats, min_size=len(ALL), max_size=len(ALL)), st.lists(asked_for, max_size=60))
+def test_counts_are_what_decay_leaves_of_every_use(begin, history):
+    demand, again = make(begin), make(begin)
+    exact = [Fraction(count) for count in begin]
+    for asked in history:
+        numbers = np.array(asked, np.int64)
+        demand.round(numbers)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(adaptive, "HEAVY", 2.0)
+            again.round(numbers)
+        exact = [count * (HORIZON - 1) / HORIZON + (n in asked) for n, count in enumerate(exact)]
+    assert again.weight < 2
+    assert np.array_equal(demand.counts, again.counts), "to make sums smaller changes no digit"
+    for count, wanted in zip(demand.counts.tolist(), exact, strict=True):
+        assert abs(Fraction(count) - wanted) <= wanted / 10**12
+
+
+def test_counts_hold_for_as_long_as_anybody_decodes():
+    demand = make()
+    always, once, at_last = np.array([1]), np.array([2]), np.array([3])
+    demand.round(once)
+    heaviest = 0.0
+    for _ in range(50_000):
+        demand.round(always)
+        heaviest = max(heaviest, demand.weight)
+    assert HEAVY / 2 < heaviest < HEAVY, "it became so heavy, and was made smaller"
+    demand.round(at_last)
+    counts = demand.counts
+    assert counts[1] == pytest.approx(HORIZON - 1, rel=1e-9)
+    assert counts[2] < 1e-300
+    assert counts[3] == 1
+    assert np.isfinite(counts).all()
 
 
 def test_a_profile_is_where_counts_begin():
