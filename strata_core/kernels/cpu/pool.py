@@ -20,6 +20,7 @@ from strata_core.errors import EngineError
 from strata_core.kernels.cpu.clock import host_clock
 from strata_core.kernels.cpu.crew import (
     LEADER,
+    LEAVES_OUT,
     LINE,
     PARKED,
     PATIENCE,
@@ -28,6 +29,7 @@ from strata_core.kernels.cpu.crew import (
     STEP_WORDS,
     STOPPED,
     TOGETHER,
+    UNLESS,
     WORDS,
     emit_crew,
 )
@@ -81,9 +83,8 @@ class Schedule:
         words = aligned_words(len(phases) * PHASE_WORDS).reshape(-1, PHASE_WORDS)
         row = 0
         for phase, line in zip(phases, words, strict=True):
-            line[:3] = steps.ctypes.data + row * steps.strides[0], len(phase.steps), 0
-            line[2] = phase.kind
-            line[4:6] = phase.unless, phase.leaves_out
+            line[:3] = steps.ctypes.data + row * steps.strides[0], len(phase.steps), phase.kind
+            line[UNLESS], line[LEAVES_OUT] = phase.unless, phase.leaves_out
             for step in phase.steps:
                 steps[row, :3] = step.function, step.args, step.units
                 row += 1
