@@ -70,6 +70,7 @@ class DeviceExecutor:
         self._number = 0
         self._unsettled = False
         self._closed = False
+        self._most_splits = self._model.splits(0)
         shape = (self._model.limits.logits, self._model.program.vocabulary)
         self._logits = np.zeros(shape, np.float32)
         words = self._exchange.array("result", np.float32, self._exchange.rest.size("result") // 4)
@@ -233,8 +234,8 @@ class DeviceExecutor:
 
     def _sizes(self, window: Window) -> tuple[int, int, int]:
         tokens, wanted = len(window.ids), len(window.logits_rows)
-        longest = max(window.positions.tolist(), default=0) // SPLIT + 1
-        splits = min(1 << (longest - 1).bit_length(), self._model.splits(0))
+        behind = max(window.positions.tolist(), default=0) // SPLIT
+        splits = min(1 << behind.bit_length(), self._most_splits)
         return tokens, wanted if wanted <= 1 else tokens, splits
 
     def _piece(self, window: Window, *, decoding: bool) -> NDArray[np.float32]:

@@ -5,7 +5,8 @@ They are looked at once a round, so not as arrays: to read one number of an arra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 import numpy as np
 from attrs import frozen
@@ -15,6 +16,8 @@ from strata_core.kernels.cpu.hand_over import NO_FAILURE
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.device.exchange import LINE, MOST_HELPERS, Exchange
 from strata_core.kernels.device.layout import LATE, STATUS_BYTES
+
+_FIRST: Callable[[memoryview], int] = itemgetter(0)
 
 
 @frozen(eq=False)
@@ -64,4 +67,4 @@ class Latches:
 
     def lowest(self) -> int:
         """The lowest op that met a value that is not finite, on any device or the CPU."""
-        return min([cell[0] for cell in self.ops])
+        return min(map(_FIRST, self.ops))
