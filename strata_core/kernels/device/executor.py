@@ -272,6 +272,8 @@ class DeviceExecutor:
         self._maker.host.begin(len(window.ids))
         # whatever ends the round early, the device may still be busy with it
         self._unsettled = True
+        if self._adaptation is not None:
+            self._adaptation.before()
         self._run_round(ready)
         if self._latches.failed:
             raise stopped(self._maker, ready.dispatch)
