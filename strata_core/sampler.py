@@ -113,23 +113,27 @@ def open_sampler(context: BackendContext) -> Sampler:
         )
         return sample
     draw = CompiledDraw(compiler_of(context))
+    settled: Sampling | None = None
 
     def compiled(
         logits: Floats, sampling: Sampling, history: Sequence[int], position: int, /
     ) -> int:
+        nonlocal settled
+        if sampling is not settled:  # a frozen record, so the same one still says the same
+            settled = None  # until all of it has been taken
+            draw.settle(
+                sampling.temperature,
+                sampling.top_k,
+                sampling.top_p,
+                _least_weight(sampling),
+                sampling.seed,
+            )
+            settled = sampling
         scores = np.ascontiguousarray(logits, np.float32)
         if sampling.repetition_penalty != 1:
             _check_finite(logits, position)
             scores = _penalised(scores, sampling, history)
-        token = draw(
-            scores,
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-            _least_weight(sampling),
-            sampling.seed,
-            position,
-        )
+        token = draw(scores, position)
         if token < 0:
             raise _not_finite(position)
         return token

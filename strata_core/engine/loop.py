@@ -140,12 +140,8 @@ class Engine:
     def _take_commands(self) -> None:
         """Handle everything in the inbox; wait for a command where there is nothing else to do."""
         idle = not self._running and not self._waiting
-        while True:
-            try:
-                command, sink = self._inbox.get(block=idle)
-            except Empty:
-                return
-            self._handle(command, sink)
+        while idle or not self._inbox.empty():
+            self._handle(*self._inbox.get())
             if self._stopped is not None:
                 return
             idle = False

@@ -85,29 +85,35 @@ def step(
     The arrays are views that the next step overwrites. After an error no sequence has moved on,
     but state beyond its length may be half written, which the next step overwrites too.
     """
-    executor_rows: list[int] = []
-    counts: list[int] = []
-    start = 0
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    wanted: list[int] = []
+    ends: list[int] = []
     for feed in feeds:
-        rows = _wanted_rows(feed, start)
-        executor_rows.extend(rows)
-        counts.append(len(rows))
-        start += len(feed.ids)
+        wanted.extend(_wanted_rows(feed, len(ids)))
+        ends.append(len(wanted))
+        first, count = len(feed.sequence.ids), len(feed.ids)
+        ids.extend(feed.ids)
+        positions.extend(range(first, first + count))
+        slots.extend([feed.sequence.slot] * count)
     logits = executor.run(
         Window(
-            ids=np.array([i for f in feeds for i in f.ids], np.int32),
-            positions=np.concatenate([_positions(f) for f in feeds]),
-            slots=np.repeat(
-                np.array([f.sequence.slot for f in feeds], np.int32), [len(f.ids) for f in feeds]
-            ),
-            logits_rows=np.array(executor_rows, np.int32),
+            ids=np.array(ids, np.int32),
+            positions=np.array(positions, np.int32),
+            slots=np.array(slots, np.int32),
+            logits_rows=np.array(wanted, np.int32),
             kernel_class=kernel_class,
         )
     )
-    for feed in feeds:
+    rows: list[NDArray[np.float32]] = []
+    begin = 0
+    for feed, end in zip(feeds, ends, strict=True):
         feed.sequence.ids.extend(feed.ids)
         feed.sequence.classes.extend([kernel_class] * len(feed.ids))
-    return list(np.split(logits, np.cumsum(counts)[:-1]))
+        rows.append(logits[begin:end])
+        begin = end
+    return rows
 
 
 def _wanted_rows(feed: Feed, start: int) -> range:
@@ -115,8 +121,3 @@ def _wanted_rows(feed: Feed, start: int) -> range:
     if feed.wanted == "none":
         return range(stop, stop)
     return range(stop - 1 if feed.wanted == "last" else start, stop)
-
-
-def _positions(feed: Feed) -> NDArray[np.int32]:
-    first = len(feed.sequence.ids)
-    return np.arange(first, first + len(feed.ids), dtype=np.int32)

@@ -47,7 +47,7 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """Take the next token; returns the text that can be shown now, often empty."""
-        if self.finished:
+        if self._finished:
             return ""
         return self._take(self._decoder.decode(self._token_bytes(token)))
 
@@ -62,6 +62,8 @@ class TextStream:
         return shown
 
     def _take(self, text: str) -> str:
+        if not self._stops:
+            return text  # nothing is ever held back
         if not text:
             return ""
         before = len(self._held)

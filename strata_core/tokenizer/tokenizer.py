@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from strata_core.checkpoint.config_json import Config
 from strata_core.checkpoint.mapping import exists, read_json, read_small
@@ -49,6 +49,8 @@ class Tokenizer:
     _strip_first_space: bool
     _chat: ChatTemplate | None
     _source: str
+    _bytes: dict[int, bytes] = field(factory=dict, init=False)
+    """What tokens stand for, of those that were asked for so far; it never changes."""
 
     @property
     def vocabulary(self) -> int:
@@ -94,8 +96,11 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for; none for an id without a token."""
+        found = self._bytes.get(token)
+        if found is not None:
+            return found
         text = self._backend.id_to_token(token) if token >= 0 else None
-        return b"" if text is None else self._to_bytes(text)
+        return b"" if text is None else self._bytes.setdefault(token, self._to_bytes(text))
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
         """A stream for the tokens that follow a prompt; special tokens give no text."""

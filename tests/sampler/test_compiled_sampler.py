@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_no_finite_score_is_an_error(compiled):
         compiled(np.full(20, -np.inf, np.float32), Sampling(), (), 9)
 
 
-@pytest.mark.parametrize("ties", [(0, 1), (7, 8, 9), (12, 40), (64, 65)])
+@pytest.mark.parametrize("ties", [(0, 1), (7, 8, 9), (12, 40), (31, 32), (63, 64), (64, 65), (69,)])
 def test_greedy_takes_the_lowest_id_among_equals(compiled, ties):
     row = np.zeros(70, np.float32)
     row[list(ties)] = 1.5
@@ -125,10 +126,96 @@ def test_a_processor_of_2003_draws_the_same_tokens(compiled):
         Compiler(Target("portable", host.triple, "x86-64", frozenset()), None, print)
     )
     row = (np.random.default_rng(2).standard_normal(700) * 4).astype(np.float32)
-    for position in range(40):
-        sampling = Sampling(temperature=0.9, top_k=90, top_p=0.93, seed=11)
-        token = old(row, 0.9, 90, 0.93, 0, 11, position)
-        assert token == compiled(row, sampling, (), position)
+    for temperature in (0.0, 0.9):
+        sampling = Sampling(temperature=temperature, top_k=90, top_p=0.93, seed=11)
+        old.settle(temperature, 90, 0.93, 0, 11)
+        for position in range(40):
+            assert old(row, position) == compiled(row, sampling, (), position)
+
+
+@given(
+    calls=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=2, max_size=12),
+    samplings=st.lists(SAMPLINGS, min_size=4, max_size=4),
+    rows=st.lists(score_rows(), min_size=3, max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_nothing_of_an_earlier_call_is_left(compiled, calls, samplings, rows):
+    """Requests take turns: other settings, other lengths, other arrays."""
+    for position, (which, row) in enumerate(calls):
+        sampling, scores, history = samplings[which], rows[row].copy(), [0]
+        wanted = sample(scores, sampling, history, position)
+        assert compiled(scores, sampling, history, position) == wanted
+
+
+def test_equal_settings_of_another_record_and_other_numbers_of_the_same_array(compiled):
+    row = np.zeros(40, np.float32)
+    for position in range(8):
+        row[:] = 0
+        row[5 * position] = 60
+        assert compiled(row, Sampling(temperature=1.0), (), position) == 5 * position
+
+
+def test_settings_that_cannot_be_taken_leave_nothing_behind(compiled):
+    row = np.array([1, 4, 2], np.float32)
+    hot = Sampling(temperature=4.0, seed=5)
+    drawn = [sample(row, hot, (), position) for position in range(60)]
+    assert set(drawn) == {0, 1, 2}
+    assert [compiled(row, hot, (), position) for position in range(30)] == drawn[:30]
+    with pytest.raises(OverflowError):
+        compiled(row, Sampling(temperature=10**400), (), 30)
+    assert [compiled(row, hot, (), position) for position in range(30, 60)] == drawn[30:]
+
+
+def test_an_error_is_of_its_call_alone(compiled):
+    row = np.array([1, 4, 2], np.float32)
+    for bad in (np.nan, np.inf):
+        with pytest.raises(EngineError, match="position 1"):
+            compiled(np.array([bad, 1], np.float32), Sampling(), (), 1)
+        assert compiled(row, Sampling(), (), 2) == 1
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=Fraction(3, 2), top_p=Fraction(9, 10), seed=np.uint64(2**64 - 1)),
+        Sampling(temperature=np.float32(1.5), top_k=np.int64(9), min_p=np.float64(0.01)),
+        Sampling(temperature=2, top_k=2**200),
+    ],
+)
+def test_settings_of_any_kind_of_number(compiled, sampling):
+    row = np.random.default_rng(1).standard_normal(90).astype(np.float32)
+    as_python = Sampling(
+        temperature=float(sampling.temperature),
+        top_k=int(sampling.top_k),
+        top_p=float(sampling.top_p),
+        min_p=float(sampling.min_p),
+        seed=int(sampling.seed),
+    )
+    for position in range(20):
+        wanted = sample(row, as_python, (), position)
+        assert compiled(row, sampling, (), position) == wanted
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_arrays_of_any_form(compiled, temperature, penalty):
+    rows = np.random.default_rng(3).standard_normal((4, 70)).astype(np.float32)
+    sampling = Sampling(temperature=temperature, repetition_penalty=penalty)
+    fixed = rows[1].copy()
+    fixed.flags.writeable = False
+    forms = [
+        rows[1],
+        fixed,
+        np.frombuffer(rows[1].tobytes(), np.float32),
+        rows[1].astype(np.float64),
+        np.asfortranarray(rows)[1],
+        np.repeat(rows[1], 2)[::2],
+        rows[1][::-1].copy()[::-1],
+        np.append(rows, rows[1])[-70:],
+    ]
+    for position in range(10):
+        wanted = sample(rows[1], sampling, (4, 5), position)
+        assert {compiled(form, sampling, (4, 5), position) for form in forms} == {wanted}
 
 
 def test_frequencies_follow_the_softmax(compiled):

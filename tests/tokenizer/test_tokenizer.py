@@ -117,7 +117,13 @@ def test_bytes_and_special_tokens(made: Callable[..., Tokenizer | None]) -> None
     assert tokenizer.decode([97, 256, 98]) == "ab"
     assert tokenizer.decode([97, 256, 98], skip_special=False) == "a<|endoftext|>b"
     assert tokenizer.token_bytes(0xC3) == b"\xc3"
-    assert tokenizer.token_bytes(5000) == tokenizer.token_bytes(-1) == b""
+    for _ in range(2):  # what was asked before is remembered, and stays what it was
+        assert tokenizer.token_bytes(5000) == tokenizer.token_bytes(-1) == b""
+        assert tokenizer.token_bytes(0xC3) == b"\xc3"
+        assert tokenizer.token_bytes(256) == b"<|endoftext|>"
+        shown = tokenizer.stream()
+        assert [shown.push(t) for t in (97, 256, 0xC3, 0xA9, 5000)] == ["a", "", "", "é", ""]
+    assert set(tokenizer._bytes) <= set(range(tokenizer.size)), "ids without a token are not kept"
     assert tokenizer.encode("") == []
 
 

@@ -18,7 +18,6 @@ from strata_core.kernels.cpu.emit import (
     F32,
     F32X8,
     F64,
-    I8,
     I32,
     I64,
     I128,
@@ -37,21 +36,31 @@ WEIGHT_BITS = 40
 NONE_FINITE = -1
 """The token where a score is no number or the largest is not finite."""
 
-NAMES = (
-    "scores",
-    "count",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_weight",
-    "seed",
-    "position",
-    "weights",
-    "ids",
-    "token",
-)
-"""`scores`: float32 [count]; `temperature`, `top_p`: the bits of float64; `weights`,
-`ids`: room for int64 [count]; `token`: where the answer goes, an int64."""
+
+class Block(ctypes.Structure):
+    """The arguments of `sample`, each of eight bytes, and its answer.
+
+    `scores`: the address of float32 [count]; `weights`, `ids`: those of room for int64 [count];
+    `token`: that of the answer. `top_k` 0 and `top_p` 1 keep all.
+    """
+
+    _fields_ = (
+        ("scores", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("temperature", ctypes.c_double),
+        ("top_k", ctypes.c_int64),
+        ("top_p", ctypes.c_double),
+        ("min_weight", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("position", ctypes.c_int64),
+        ("weights", ctypes.c_int64),
+        ("ids", ctypes.c_int64),
+        ("token", ctypes.c_int64),
+        ("answer", ctypes.c_int64),
+    )
+
+
+NAMES = tuple(name for name, _ in Block._fields_[:-1])
 
 I64X8, F64X8 = vec(I64, 8), vec(F64, 8)
 F32X32 = vec(F32, 32)
@@ -61,6 +70,8 @@ RADIX = ((21, 11), (10, 11), (0, 10))
 """Shift and number of the key's bits that each pass settles."""
 
 INFINITE = 0x7F800000
+
+LARGEST_INT = (1 << 63) - 1
 
 
 def emit_sampler(module: ir.Module) -> None:
@@ -104,12 +115,12 @@ def _largest(e: Emit, a: Args) -> tuple[V, V]:
 
 def _first_equal(e: Emit, a: Args, high: V) -> V:
     """The lowest id whose score is the largest."""
-    i, wide = e.var(I64, 0), e.splat(high)
+    i, wide = e.var(I64, 0), e.splat(high, F32X32.count)
     with e.forever() as leave_if:
-        leave_if(i.get() + 8 > a.count)
-        found = e.load(F32X8, a.scores + i.get() * 4).compare("==", wide).bits(I8)
+        leave_if(i.get() + 32 > a.count)
+        found = e.load(F32X32, a.scores + i.get() * 4).compare("==", wide).bits(I32)
         leave_if(found.compare("!=", 0))
-        i.set(i.get() + 8)
+        i.set(i.get() + 32)
     with e.forever() as leave_if:
         leave_if(e.load(F32, a.scores + i.get() * 4).compare("==", high))
         i.set(i.get() + 1)
@@ -304,42 +315,45 @@ def _settle(
 
 
 class CompiledDraw:
-    """The sampler's code with its argument block and room for weights. One thread at a time."""
+    """The sampler's code with its argument block and room for weights. One thread at a time.
+
+    `settle` comes before the first draw; what it says stands until it is called again.
+    """
 
     def __init__(self, compiler: Compiler) -> None:
         self._code = compiler.obtain("sampler", emit_sampler)
         self._run = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(self._code.address("sample"))
-        self._block = np.zeros(len(NAMES) + 1, np.int64)
+        self._block = Block()
+        self._at = ctypes.addressof(self._block)
+        self._block.token = self._at + Block.answer.offset
         self._room = np.zeros((2, 0), np.int64)
 
-    def __call__(
-        self,
-        scores: NDArray[np.float32],
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_weight: int,
-        seed: int,
-        position: int,
-    ) -> int:
-        """The token, or NONE_FINITE. `scores` is contiguous; `top_k` 0 and `top_p` 1 keep all."""
-        if self._room.shape[1] < len(scores):
-            self._room = np.zeros((2, len(scores)), np.int64)
+    def settle(
+        self, temperature: float, top_k: int, top_p: float, min_weight: int, seed: int
+    ) -> None:
+        """How tokens are drawn from now on; after an error that is undefined until called again."""
         block = self._block
-        token = len(NAMES)
-        doubles = np.array([temperature, top_p], np.float64).view(np.int64)
-        block[:token] = (
-            scores.ctypes.data,
-            len(scores),
-            doubles[0],
-            min(top_k, len(scores)),
-            doubles[1],
-            min_weight,
-            seed - (1 << 64) if seed >> 63 else seed,
-            position,
-            self._room[0].ctypes.data,
-            self._room[1].ctypes.data,
-            block.ctypes.data + 8 * token,
-        )
-        self._run(block.ctypes.data, 0, 1)
-        return int(block[token])
+        block.temperature = temperature
+        block.top_k = min(int(top_k), LARGEST_INT)
+        block.top_p = top_p
+        block.min_weight = min_weight
+        block.seed = int(seed)
+
+    def __call__(self, scores: NDArray[np.float32], position: int) -> int:
+        """The token of contiguous `scores` [count], or NONE_FINITE."""
+        block, count = self._block, len(scores)
+        if self._room.shape[1] < count:
+            self._room = np.zeros((2, count), np.int64)
+            block.weights, block.ids = (half.ctypes.data for half in self._room)
+        block.scores = _address(scores)
+        block.count = count
+        block.position = position
+        self._run(self._at, 0, 1)
+        return int(block.answer)
+
+
+def _address(floats: NDArray[np.float32]) -> int:
+    """Where they begin. `ctypes.data` says it too, by six times as much code."""
+    if floats.flags.writeable:
+        return ctypes.addressof(ctypes.c_float.from_buffer(floats.data))
+    return floats.ctypes.data
