@@ -1,38 +1,26 @@
 """The adaptive cache in rounds: the CPU's bits at every pace, hits that rise, failures undone."""
 
-import gc
 import threading
 from concurrent.futures import wait
 
 import numpy as np
 import pytest
+from adapting_bench import SOURCES, TEXT, Bound
 from attrs import evolve
 
-from strata_core.cache.adaptive import Demand, Pair
+from strata_core.cache.adaptive import Pair
 from strata_core.cache.beside import AtOnce
 from strata_core.cache.swaps import Swapper
 from strata_core.errors import EngineError, StrataError
-from strata_core.interfaces import AllocatorContext, Expert, SourceContext
+from strata_core.interfaces import Expert
 from strata_core.kernels.cpu.executor import CpuExecutor
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.device import backend
-from strata_core.memory import pinned
 from strata_core.model.build import build_program
-from strata_core.sources import arena, sliced_pinned
+from strata_core.sources import sliced_pinned
 from strata_core.sources.mmap import MappedFile
-from strata_core.testing.machines import recorded_pc
 from strata_core.testing.sim import VERBS, SimFaults
 
-SOURCES = {
-    "mmap": (None, {}),
-    "arena": (arena, {}),
-    "resident": (sliced_pinned, {"complement_pin_gib": "all"}),
-    "resident, a part page-locked": (sliced_pinned, {"complement_pin_gib": 0.0006}),
-    "resident, pageable": (sliced_pinned, {"complement_pin_gib": 0}),
-    "resident, a part of them": (sliced_pinned, {"resident_budget_gib": 0.0008}),
-}
-TEXT = np.array([7, 9, 7, 11] * 5 + [200, 201, 200, 203] * 5, np.int32)
-"""Two parts that ask for few experts each, and not for the same ones."""
 NOT_REACHED = ("mmap", "resident, pageable")
 """Kinds of which no expert has an address that a device reads."""
 
@@ -43,72 +31,6 @@ def told_of_share(lab, kind, share):
     for item in told:
         lab.degradations.remove(item)
     return len(told) == (share > 0 and kind in NOT_REACHED)
-
-
-class Bound:
-    """A model on simulated devices with a source of its own kind; `close` looks for leaks."""
-
-    def __init__(self, lab, tools, checkpoint, kind="mmap", runtime=None, **options):
-        module, more = SOURCES[kind]
-        options = {"adapt_every": 1, "adapt_swaps": 96, "tier_verify": True, **more, **options}
-        self.lab, self.checkpoint = lab, checkpoint
-        self.backend = lab.backend(runtime, **options)
-        self.source, self.allocator = MappedFile(checkpoint.experts), None
-        self.backend.open_contexts()
-        placement = self.backend.prepare(
-            build_program(checkpoint.hyper),
-            checkpoint,
-            checkpoint.experts,
-            tools.limits,
-            tools.quiet(),
-        )
-        try:
-            placement.take_small_pins()
-            placement.make_cache()
-            placement.make_helpers()
-            if module is not None:
-                self.allocator = self._allocator(options)
-                self.source = module.build(self._context(placement, options, tools))
-            self.executor = lab.bind(self.backend, checkpoint, self.source)
-        except BaseException:
-            placement.close()
-            self._close_source()
-            raise
-
-    def _allocator(self, options):
-        machine = recorded_pc({"module:llvmlite": True})
-        return pinned.build(
-            AllocatorContext(
-                machine=machine,
-                options=options,
-                degrade=self.lab.degradations.append,
-                backend=self.backend,
-            )
-        )
-
-    def _context(self, placement, options, tools):
-        return SourceContext(
-            machine=recorded_pc({"module:llvmlite": True}),
-            options=options,
-            degrade=self.lab.degradations.append,
-            experts=self.checkpoint.experts,
-            allocator=self.allocator,
-            progress=tools.quiet(),
-            excluded=placement.resident,
-        )
-
-    def logits(self, ids=TEXT, size=1):
-        return self.lab.logits(self.executor, ids, size)
-
-    def _close_source(self):
-        self.source.close()
-        if self.allocator is not None:
-            self.allocator.close()
-
-    def close(self):
-        self.executor.close()
-        self._close_source()
-        self.lab.check_closed(self.backend)
 
 
 @pytest.fixture(scope="module")
@@ -446,85 +368,3 @@ def test_a_prompt_names_the_read_that_it_waits_for_and_the_next_one_waits_again(
     assert lab.degradations == []
     executor.close_sequence(slot)
     bound.close()
-
-
-@pytest.fixture
-def slow_planner(monkeypatch):
-    """Whoever plans swaps waits for this, and says before that there is a plan to be made."""
-    slow, begun, swaps = threading.Event(), threading.Event(), Demand.swaps
-
-    def wait_and_plan(*given):
-        begun.set()
-        slow.wait(120)
-        return swaps(*given)
-
-    monkeypatch.setattr(Demand, "swaps", wait_and_plan)
-    yield slow, begun
-    slow.set()
-
-
-def test_rounds_and_prompts_do_not_wait_for_a_plan(lab, tools, tiny_file, expected, slow_planner):
-    slow, begun = slow_planner
-    checkpoint = tiny_file()
-    bound = Bound(lab, tools, checkpoint, "resident", expert_cache=6)
-    executor = bound.executor
-    assert bound.logits().tobytes() == expected(lab, checkpoint)
-    assert begun.is_set()
-    assert executor.counters()["entered"]["experts"] == 0, "there was no plan"
-    slot = executor.open_sequence()
-    prompt = evolve(tools.window(TEXT[:20], slot=slot, rows=[19]), kernel_class="prompt")
-    assert np.isfinite(executor.run(prompt)).all()
-    executor.close_sequence(slot)
-    slow.set()
-    assert executor._adaptation.timetable._planning.wait(120.0)
-    assert bound.logits().tobytes() == expected(lab, checkpoint)
-    assert executor.counters()["entered"]["experts"] > 0
-    assert lab.degradations == []
-    bound.close()
-
-
-@pytest.mark.parametrize("plan", ["swaps", "round"])
-def test_a_plan_that_fails_fails_no_round(lab, tools, tiny_file, expected, monkeypatch, plan):
-    checkpoint = tiny_file()
-    bound = Bound(lab, tools, checkpoint, "resident", expert_cache=6)
-    bound.logits()
-    entered = bound.executor.counters()["entered"]["experts"]
-    assert entered > 0
-    monkeypatch.setattr(Demand, plan, lambda *given: 1 // 0)
-    for _ in range(2):
-        assert bound.logits().tobytes() == expected(lab, checkpoint)
-    (told,) = lab.degradations
-    assert told.what == "experts no longer change places on SIM0"
-    assert "ZeroDivisionError" in told.why
-    lab.degradations.clear()
-    assert bound.executor._adaptation.swapper.under_way == 0
-    bound.close()
-
-
-def test_the_end_does_not_wait_for_a_plan_without_bound(lab, tools, tiny_file, slow_planner):
-    slow, begun = slow_planner
-    bound = Bound(lab, tools, tiny_file(), "resident", expert_cache=6)
-    bound.logits(TEXT[:4])
-    assert begun.wait(120)
-    bound.executor._adaptation.swapper.patience = 0.05
-    with pytest.raises(EngineError, match="strata-beside did not come to an end"):
-        bound.executor.close()
-    slow.set()
-    bound.close()
-
-
-def test_an_executor_that_is_dropped_ends_its_thread(lab, tools, tiny_file):
-    def beside():
-        return {t for t in threading.enumerate() if t.name == "strata-beside"}
-
-    gc.collect()  # what earlier tests left
-    others = beside()
-    bound = Bound(lab, tools, tiny_file(), "resident", expert_cache=6)
-    bound.logits(TEXT[:4])
-    (thread,) = beside() - others
-    assert bound.executor._adaptation.rest()
-    del bound.executor
-    gc.collect()
-    thread.join(120.0)
-    assert not thread.is_alive()
-    bound._close_source()

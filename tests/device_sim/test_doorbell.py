@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from adapting_bench import TEXT, Bound
 from attrs import evolve
-from test_adapting import TEXT, Bound
 from test_rounds import Aliased, Asked
 from test_split import Unstated
 
