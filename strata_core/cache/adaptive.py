@@ -44,8 +44,8 @@ class Pair:
 
 
 Numbers = NDArray[np.int64]
-Leads = list[tuple[float, int, int]]
-"""(lead, leaving, entering), experts by number."""
+Leads = tuple[NDArray[np.float64], Numbers, Numbers]
+"""Of each pair the lead, and who leaves and who enters, by number."""
 
 
 @define(eq=False)
@@ -159,12 +159,15 @@ class Demand:
             return []
         if self._sides is None:
             self._sides = [self._split(kind) for kind in self._kinds]
-        found: Leads = []
-        for inside, outside in self._sides:
-            found += self._pairs(inside, outside, most, margin * self.weight)
-        found.sort(key=lambda pair: (-pair[0], pair[2]))
+        margin *= self.weight
+        found = [self._pairs(*side, most, margin) for side in self._sides if all(map(len, side))]
+        if not found:
+            return []
+        leads, leaving, entering = (np.concatenate(rows) for rows in zip(*found, strict=True))
+        first = np.lexsort((entering, -leads))[:most]
+        rows = zip(leaving[first].tolist(), entering[first].tolist(), strict=True)
         everyone = self._everyone
-        return [Pair(everyone[a], everyone[b]) for _, a, b in found[:most]]
+        return [Pair(everyone[a], everyone[b]) for a, b in rows]
 
     def _split(self, kind: Numbers) -> tuple[Numbers, Numbers]:
         """Those of a layout that may leave, and those that may enter."""
@@ -174,8 +177,6 @@ class Demand:
 
     def _pairs(self, inside: Numbers, outside: Numbers, most: int, margin: float) -> Leads:
         """Pairs within one layout, in sums: the most asked for with the least."""
-        if not len(inside) or not len(outside):
-            return []
         ranks, low, high = self._ranks, self.sums[inside], self.sums[outside]
         # most experts are in no pair at all, and need not be sorted
         below, above = low < high.max() - margin, high > low.min() + margin
@@ -187,8 +188,7 @@ class Demand:
         leaving, entering = leaving[:size], entering[:size]
         leads = -high[entering] - low[leaving]
         size = int(np.count_nonzero(leads > margin))  # they only fall
-        rows = (leads, inside[leaving], outside[entering])
-        return list(zip(*(row[:size].tolist() for row in rows), strict=True))
+        return leads[:size], inside[leaving[:size]], outside[entering[:size]]
 
 
 def _smallest(
@@ -197,7 +197,8 @@ def _smallest(
     """Those with the `most` smallest values, and all that are equal to the largest of them."""
     if len(numbers) <= most:
         return numbers, values
-    among = values <= np.partition(values, most - 1)[most - 1]
+    # sorted: counts have many equals, with which `partition` takes twice as long
+    among = values <= np.sort(values)[most - 1]
     return numbers[among], values[among]
 
 
