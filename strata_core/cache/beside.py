@@ -76,7 +76,7 @@ class Jobs(Protocol):
     """Runs functions, one after the other in the order in which they are handed over."""
 
     def begin(self, work: Callable[[], Given]) -> Job[Given]:
-        """Have a function run. Raises nothing of what it raises."""
+        """Have a function run. Raises nothing of what that raises."""
 
     def close(self, bound: float) -> None:
         """Run no others: what has not begun never does, and raises EngineError where it is asked.
@@ -114,14 +114,17 @@ class Beside:
         self._end = weakref.finalize(self, self._queue.put, None)
 
     def begin(self, work: Callable[[], Given]) -> Job[Given]:
-        """Have the thread run a function after those that it has already."""
+        """Have the thread run a function after those that it has already.
+
+        Raises RuntimeError where the system gives no thread.
+        """
         job = Job(work)
         if self._closed:
             job.give_up()
             return job
         if not self._started:
-            self._started = True
             self._thread.start()
+            self._started = True
         self._queue.put(job)
         return job
 

@@ -174,6 +174,25 @@ def test_a_planner_that_raises_is_told_of_once_and_everything_stays(thread, monk
     bench.close()
 
 
+def test_where_there_is_no_thread_for_it_experts_stay_where_they_are(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    bench = Bench(Beside("test-planner"))
+    bench.want(FIRST.entering)
+    bench.round()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        bench.adaptation.before()
+    for _ in range(3):
+        bench.round()
+    (report,) = bench.lab.reports
+    assert "no longer change places on SIM0" in report.what
+    assert "can't start new thread" in report.why
+    assert bench.lab.swapper.counts.entered == 0
+    bench.close()
+
+
 def slow_planner(monkeypatch):
     """What planning begins with, and what it waits for."""
     slow, begun, swaps = threading.Event(), threading.Event(), Demand.swaps

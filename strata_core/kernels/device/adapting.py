@@ -173,8 +173,12 @@ class Adaptation:
 
     def before(self) -> None:
         """A round begins, so that the interpreter is idle in a moment."""
-        if not self.swapper.stopped:
+        if self.swapper.stopped:
+            return
+        try:
             self.timetable.begin()
+        except Exception as error:  # noqa: BLE001 - there may be no thread to be had
+            self.swapper.stop(error)
 
     def after(self, asked: NDArray[np.int64]) -> None:
         """A decode round is over that asked for the experts of these numbers; the array is kept."""
