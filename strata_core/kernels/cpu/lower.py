@@ -242,7 +242,7 @@ class Lowering(Builder):
         """Compute the experts of the picks at an address."""
         gate, up, down = layer.layout.parts
         types = (gate.type, up.type, down.type)
-        chunks = self._expert_chunk(gate.rows, least=32), self._expert_chunk(down.rows, least=8)
+        chunks = self._expert_chunk(gate.rows), self._expert_chunk(down.rows)
         lists = self._plan(op, layer, source, picks, chunks, domain or self._one_unit())
         status = self._status()
         inputs = gate.columns // 32 if gate.type in UNPACK else gate.columns
@@ -256,15 +256,15 @@ class Lowering(Builder):
         out = self._buffer(op, "out").name
         self._side(step, [*args, chunks[1], *status], lists.units + 8, "inner", out)
 
-    def _expert_chunk(self, rows: int, least: int) -> int:
-        """Rows of a unit of an expert's part, a multiple of `least`.
+    def _expert_chunk(self, rows: int) -> int:
+        """Rows of a unit of an expert's part: blocks of 32, which `gate_up` makes of its result.
 
         For a few tokens they are so few that the threads share a single expert evenly; prompts have
         units enough, and use what they unpacked for longer.
         """
         if self.mode == "prompt":
             return CHUNK
-        return max(least, self._chunk(rows) // least * least)
+        return min(CHUNK, max(32, self._chunk(rows) // 32 * 32))
 
     def _plan(
         self,
