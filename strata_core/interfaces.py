@@ -408,7 +408,7 @@ class Executor(Protocol):
         """Go back to a snapshot; positions after it are forgotten."""
 
     def run(self, window: Window) -> np.ndarray:
-        """Compute one window; float32 logits [R, vocabulary], valid until the next run.
+        """Compute one window; float32 logits [R, vocabulary], valid until the next run or `close`.
 
         After an error its sequences hold no valid state: close them or restore a snapshot.
         """

@@ -27,6 +27,16 @@ class Table(Protocol):
         """The source's addresses of these experts have changed."""
 
 
+class Policy(Protocol):
+    """Who decides which experts change places; is told, between rounds, what becomes of them."""
+
+    def bar(self, expert: Expert, *, barred: bool = True) -> None:
+        """Have an expert stay where it is, or no longer."""
+
+    def moved(self, pair: Pair) -> None:
+        """A swap was done."""
+
+
 @frozen(kw_only=True)
 class Counts:
     """Experts that entered and that left with a copy, their bytes, and swaps that were undone."""

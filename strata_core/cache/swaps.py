@@ -17,11 +17,12 @@ from typing import Any
 from attrs import define, field
 
 from strata_core.abilities import AdaptiveSource, Move
-from strata_core.cache.adaptive import Demand, Pair
+from strata_core.cache.adaptive import Pair
+from strata_core.cache.beside import Jobs
 from strata_core.cache.runs import runs
 from strata_core.cache.slots import SlotPool
 from strata_core.cache.staging import staging_bytes
-from strata_core.cache.swap import Counts, Swap, Table
+from strata_core.cache.swap import Counts, Policy, Swap, Table
 from strata_core.cache.swap_reports import Reports
 from strata_core.cache.waves import Waves
 from strata_core.checkpoint.scales import check_scales
@@ -47,8 +48,9 @@ def buffer_bytes(largest: int) -> int:
 class Swapper:
     """Carries swaps out. One thread calls it, between rounds.
 
-    `buffers` are addresses of page-locked memory of `staging_bytes` each, the caller's. After a
-    failure of the device `stopped` is true, and no more swaps begin.
+    `jobs` put copies on their streams; the caller closes them, before this. `buffers` are addresses
+    of page-locked memory of `staging_bytes` each, the caller's. After a failure of the device, or
+    `stop`, `stopped` is true, and no more swaps begin.
     """
 
     runtime: Runtime
@@ -56,7 +58,8 @@ class Swapper:
     layouts: Mapping[int, BlobLayout]
     source: Source
     table: Table
-    demand: Demand
+    policy: Policy
+    jobs: Jobs
     degrade: Callable[[Degradation], None]
     patience: float
     buffers: list[int]
@@ -74,7 +77,7 @@ class Swapper:
         # asked once: a look at a protocol takes as long as a copy's launch
         self._mover = self.source if isinstance(self.source, AdaptiveSource) else None
         self._stable = self.source if isinstance(self.source, StableSource) else None
-        self._waves = Waves(self.runtime, self.pool.device)
+        self._waves = Waves(self.runtime, self.pool.device, self.jobs)
         self._readers = ThreadPoolExecutor(READERS, "strata-swap")
         place = f"{self.runtime.label}{self.pool.device}"
         self._reports = Reports(place, self.degrade)
@@ -89,14 +92,14 @@ class Swapper:
 
         Raises nothing that a driver or a source raises: a swap that fails is undone and reported.
         """
-        if self.stopped:
+        if self.stopped or not (self._open or pairs):
             return []
         try:
             self._go_on()
             back = [pair for pair in pairs if not self._begin(pair)]
             self._waves.end()
         except Exception as error:  # noqa: BLE001 - a source may be a plugin's
-            self._stop(error)
+            self.stop(error)
             return []
         return back
 
@@ -117,6 +120,18 @@ class Swapper:
         """An expert under way that the source is still being asked to read; None: there is none."""
         asked = (s.pair.entering for s in self._open if s.reading and not s.reading.done())
         return next(asked, None)
+
+    def stop(self, error: Exception) -> None:
+        """No more swaps: report why, and undo those under way once nothing moves any more.
+
+        Waits for that, bounded by the patience. What is not known to have ended stays taken until
+        `settle` or `close` finds that it has.
+        """
+        self.stopped = True
+        self.runtime.take_error()
+        self.counts = self.counts.plus(undone=len(self._open))
+        self._undo_once_still()
+        self._reports.stopped(error)
 
     def close(self) -> None:
         """Undo what is under way, free streams and events. Calling it again does nothing.
@@ -139,11 +154,12 @@ class Swapper:
             return False
         swap = Swap(pair, slot, about=pair.entering)
         self._open.append(swap)
-        self.demand.bar(pair.leaving)
-        self.demand.bar(pair.entering)
+        self.policy.bar(pair.leaving)
+        self.policy.bar(pair.entering)
         try:
-            if self._prepare(swap):
-                self._start(swap)
+            view = self._reachable(pair.entering)
+            if self._prepare(swap, needs_in=view is None):
+                self._start(swap, view)
                 return True
         except DeviceError:
             raise
@@ -153,14 +169,13 @@ class Swapper:
         self._undo(swap)
         return False
 
-    def _prepare(self, swap: Swap) -> bool:
+    def _prepare(self, swap: Swap, *, needs_in: bool) -> bool:
         """Have the source make room, and take the buffers; False where there are too few."""
         if self._mover is not None:
             swap.promote = self._mover.begin_promote(swap.pair.entering)
             swap.about = swap.pair.leaving
             swap.demote = self._mover.begin_demote(swap.pair.leaving)
             swap.about = swap.pair.entering
-        needs_in = self._reachable(swap.pair.entering) is None
         needs_out = swap.demote is not None and not swap.demote.dma
         if needs_in + needs_out > len(self.buffers):
             return False
@@ -176,7 +191,8 @@ class Swapper:
         self.source.release(expert)
         return view if view.dma else None
 
-    def _start(self, swap: Swap) -> None:
+    def _start(self, swap: Swap, view: View | None) -> None:
+        """Have copies begin; `view` is where a copy engine finds the entering expert."""
         leaving, entering = swap.pair.leaving, swap.pair.entering
         if swap.demote is not None and swap.demote.parts is not None:
             slot, layout = self.pool.places[leaving], self.layouts[leaving.layer]
@@ -185,7 +201,6 @@ class Swapper:
             else:
                 for offset, target, nbytes in runs(layout, swap.demote.parts):
                     swap.wave = self._waves.fetch(target, slot + offset, nbytes)
-        view = self._reachable(entering)
         if view is None:
             assert swap.into is not None, "what cannot be reached was given a buffer"
             swap.reading = self._readers.submit(self._read, entering, swap.into)
@@ -270,7 +285,16 @@ class Swapper:
             raise
         for swap in good:
             self._done(swap)
+        entered = [self._bytes(swap) for swap in good]
+        left = [self._bytes(swap) for swap in good if swap.shown]
+        self.counts = self.counts.plus(
+            entered=len(entered), entered_bytes=sum(entered), left=len(left), left_bytes=sum(left)
+        )
         self.table.refresh([e for s in good for e in (s.pair.leaving, s.pair.entering)])
+
+    def _bytes(self, swap: Swap) -> int:
+        """Bytes of either expert's blob."""
+        return self.layouts[swap.pair.entering.layer].nbytes
 
     def _show_leaving(self, swap: Swap) -> bool:
         """Have the source show its copy of the leaving expert, which is still in its slot."""
@@ -311,14 +335,8 @@ class Swapper:
         self.pool.places[pair.entering] = swap.slot
         self.pool.give_spare(layout, self.pool.places.pop(pair.leaving))
         self._forget(swap)
-        self.demand.moved(pair)
-        self.demand.bar(pair.entering, barred=False)
-        self.counts = self.counts.plus(
-            entered=1,
-            entered_bytes=layout.nbytes,
-            left=int(swap.shown),
-            left_bytes=layout.nbytes * swap.shown,
-        )
+        self.policy.moved(pair)
+        self.policy.bar(pair.entering, barred=False)
         if swap.promote is not None and self._mover is not None:
             self._end(self._mover.commit, swap.promote)
 
@@ -326,7 +344,7 @@ class Swapper:
         """Undo a swap for which the source had an error; whom it is about is not tried again."""
         self._undo(swap)
         self.counts = self.counts.plus(undone=1)
-        self.demand.bar(swap.about)
+        self.policy.bar(swap.about)
         told = self._reports.kept if swap.about == swap.pair.leaving else self._reports.undone
         told(swap.about, error)
 
@@ -338,29 +356,16 @@ class Swapper:
                     self._end(self._mover.abort, move)
         self.pool.give_spare(self.layouts[swap.pair.entering.layer], swap.slot)
         self._forget(swap)
-        self.demand.bar(swap.pair.entering, barred=False)
+        self.policy.bar(swap.pair.entering, barred=False)
 
     def _forget(self, swap: Swap) -> None:
         self._open.remove(swap)
         self.buffers += [each for each in (swap.into, swap.out) if each is not None]
-        self.demand.bar(swap.pair.leaving, barred=False)
+        self.policy.bar(swap.pair.leaving, barred=False)
 
     def _undo_all(self) -> None:
         for swap in list(self._open):
             self._undo(swap)
-
-    # failures of the device
-
-    def _stop(self, error: Exception) -> None:
-        """No more swaps: undo those under way once nothing moves any more.
-
-        What is not known to have ended stays taken until `settle` or `close` finds that it has.
-        """
-        self.stopped = True
-        self.runtime.take_error()
-        self.counts = self.counts.plus(undone=len(self._open))
-        self._undo_once_still()
-        self._reports.stopped(error)
 
     def _undo_once_still(self) -> None:
         """Undo what is under way, if that comes to its end within the patience."""

@@ -1,19 +1,18 @@
 """Copies beside rounds: two streams of a device, one for each direction, and when they landed.
 
-What is asked for between two rounds is a wave: it lands together, and is asked for by one event. A
-thread of its own puts it on the streams, since the driver takes some microseconds for each copy,
-and the next round need not wait for that.
+What is asked for between two rounds is a wave: it lands together, and is asked for by one event. It
+is put on the streams beside the next round, since the driver takes some microseconds for each copy.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
 from attrs import define, field
 
+from strata_core.cache.beside import Job, Jobs
 from strata_core.cache.waiting import happens
 from strata_core.errors import DeviceError
 from strata_core.memory.held import undo_all
@@ -36,11 +35,13 @@ Pending = tuple[int, int, int, int]
 class Waves:
     """The streams `into` and `out` of a device. Used by one thread.
 
+    `jobs`, the caller's, put copies on them; a wave whose job is never run never lands.
     Methods raise DeviceError where a verb fails; `look` does for the copies asked for before it.
     """
 
     runtime: Runtime
     device: int
+    jobs: Jobs
     into: int = field(init=False)
     out: int = field(init=False)
     _order: int = field(init=False)
@@ -49,12 +50,10 @@ class Waves:
     _waves: list[Wave] = field(factory=list, init=False)
     _current: Wave | None = field(default=None, init=False)
     _copies: list[Pending] = field(factory=list, init=False)
-    _launcher: ThreadPoolExecutor = field(init=False)
-    _launching: Future[None] | None = field(default=None, init=False)
+    _launching: Job[None] | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._launcher = ThreadPoolExecutor(1, "strata-copies")
         made: list[int] = []
         try:
             made.append(self.runtime.create_stream(self.device))
@@ -78,17 +77,17 @@ class Waves:
     def end(self) -> None:
         """What was asked for since the last time is a wave, and is put on the streams now.
 
-        Where the thread is not done with the last one, it becomes part of the next.
+        Where the last one is not there yet, it becomes part of the next.
         """
         if self._current is None or not self._is_launched(0):
             return
         copies, self._copies = self._copies, []
-        self._launching = self._launcher.submit(self._launch, copies, self._current.event)
+        self._launching = self.jobs.begin(partial(self._launch, copies, self._current.event))
         self._waves.append(self._current)
         self._current = None
 
     def _launch(self, copies: Sequence[Pending], event: int) -> None:
-        """In the thread: put copies on their streams, and behind all of them the event."""
+        """In a job: put copies on their streams, and behind all of them the event."""
         try:
             for copy in copies:
                 self.runtime.copy(*copy)
@@ -106,7 +105,7 @@ class Waves:
         """
         if self._launching is None:
             return True
-        if not wait([self._launching], bound).done:
+        if not self._launching.wait(bound):
             return False
         self._launching.result()
         self._launching = None
@@ -125,7 +124,7 @@ class Waves:
         """Whether nothing moves any more, after waiting `patience` seconds at most."""
         limit = time.monotonic() + patience
         # also of one that failed: what of it was put on the streams is waited for
-        if self._launching is not None and not wait([self._launching], patience).done:
+        if self._launching is not None and not self._launching.wait(patience):
             return False
         try:
             for stream in (self.into, self.out):
@@ -139,7 +138,8 @@ class Waves:
 
     def drain(self) -> None:
         """Wait until nothing moves, whatever fails of it."""
-        wait([self._launching] if self._launching else [])
+        if self._launching is not None:
+            self._launching.wait(None)
         steps = [partial(self.runtime.synchronize, stream) for stream in (self.into, self.out)]
         undo_all(self.runtime, steps)
 
@@ -148,7 +148,6 @@ class Waves:
         if self._closed:
             return
         self._closed = True
-        self._launcher.shutdown(wait=True)
         events, streams = (self._order, *self._events), (self.into, self.out)
         steps = [partial(self.runtime.destroy_event, event) for event in events]
         steps += [partial(self.runtime.destroy_stream, stream) for stream in streams]

@@ -11,6 +11,7 @@ from math import log, pi
 from typing import Any
 
 import numpy as np
+from attrs import define, field
 from numpy.typing import NDArray
 
 from strata_core.checkpoint.hyper import Rope
@@ -57,6 +58,27 @@ def angles(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[np.float32], ND
         cos, sin = _block(rope, block)
         return cos[row : row + 1], sin[row : row + 1]
     return _angles(rope, positions)
+
+
+@define(eq=False)
+class Turns:
+    """`angles` of one position after the other, as the bytes of a row of each. Used by one thread.
+
+    The rows of a block are kept as they are written: the next position is asked for next.
+    """
+
+    rope: Rope
+    _number: int = field(default=-1, init=False)
+    _rows: list[tuple[bytes, bytes]] = field(factory=list, init=False)
+
+    def at(self, position: int) -> tuple[bytes, bytes]:
+        """cos and sin, float32 [dim / 2] each."""
+        number, row = divmod(position, _BLOCK)
+        if number != self._number:
+            cos, sin = _block(self.rope, number)
+            self._rows = [(c.tobytes(), s.tobytes()) for c, s in zip(cos, sin, strict=True)]
+            self._number = number
+        return self._rows[row]
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ import numpy as np
 
 from strata_core.abilities import Move
 from strata_core.cache.adaptive import Demand
+from strata_core.cache.beside import Beside
 from strata_core.cache.slots import make_slots
 from strata_core.cache.staging import staging_bytes
 from strata_core.cache.swaps import Swapper
@@ -168,19 +169,21 @@ class Lab:
             bytes_at(at, len(BLOBS[expert]))[:] = BLOBS[expert]
         self.source = make_source(self.held)
         self.demand = Demand.of(LAYOUTS, COUNT, ALL)
-        self.demand.inside[[self.demand.number(e) for e in inside]] = True
+        self.demand.put_inside(inside)
         self.table = Table(self)
         self.table.slots = dict(self.pool.places)
         each = staging_bytes(max(x.nbytes for x in LAYOUTS.values()))
         start = self.held.pinned(4 * each, "buffers")
         self.reports = []
+        self.jobs = Beside("test-beside")
         self.swapper = Swapper(
             runtime=self.runtime,
             pool=self.pool,
             layouts=LAYOUTS,
             source=self.source,
             table=self.table,
-            demand=self.demand,
+            policy=self.demand,
+            jobs=self.jobs,
             degrade=self.reports.append,
             patience=120.0,
             buffers=[start + n * each for n in range(4)],
@@ -210,11 +213,14 @@ class Lab:
     def await_jobs(self):
         """Wait for the threads that read, store and launch copies, however long they take."""
         jobs = [job for swap in self.swapper._open for job in (swap.reading, swap.storing)]
-        wait([job for job in (*jobs, self.swapper._waves._launching) if job is not None])
+        wait([job for job in jobs if job is not None])
+        if self.swapper._waves._launching is not None:
+            self.swapper._waves._launching.wait(None)
 
     def close(self):
-        self.swapper.close()
-        self.swapper.close()
+        for _ in range(2):
+            self.jobs.close(120.0)
+            self.swapper.close()
         if isinstance(self.source, Resident):
             assert self.source.open == []
         self.held.close()

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_core.cache.adaptive import EXCHANGE_MARGIN, HORIZON, MARGIN, Demand, Pair, Timetable
+from strata_core.cache.beside import AtOnce
 from strata_core.interfaces import BlobLayout, BlobPart, Expert
 from strata_core.plan.moving import Pace, slot_bytes, spares, spares_by_size
 
@@ -28,8 +29,8 @@ floats = st.floats(0, 64, width=32)
 def make(counts=None, inside=(), barred=(), ranking=ALL):
     demand = Demand.of(LAYOUTS, EXPERTS, ranking)
     if counts is not None:
-        demand.counts[:] = counts
-    demand.inside[[demand.number(e) for e in inside]] = True
+        demand.sums[:] = counts
+    demand.put_inside(inside)
     for expert in barred:
         demand.bar(expert)
     return demand
@@ -86,7 +87,7 @@ def test_equal_counts_do_not_move_and_ranks_decide_between_equals():
     assert make(np.full(len(ALL), 30.0), inside).swaps(20) == []
     demand = make(np.zeros(len(ALL)), inside)
     for expert in (Expert(5, 4), Expert(0, 5)):
-        demand.counts[demand.number(expert)] = 9
+        demand.sums[demand.number(expert)] = 9
     # of the equal ones inside the one that ranks last leaves first; (0, 5) ranks before (5, 4)
     assert demand.swaps(1) == [Pair(Expert(5, 0), Expert(0, 5))]
 
@@ -105,7 +106,7 @@ def test_a_profile_is_where_counts_begin():
     rates = [1.0 if e == Expert(3, 2) else 0.1 for e in ALL]
     demand = Demand.of(LAYOUTS, EXPERTS, ALL, rates)
     assert demand.counts[demand.number(Expert(3, 2))] == HORIZON
-    demand.inside[demand.number(Expert(3, 2))] = True
+    demand.put_inside([Expert(3, 2)])
     for _ in range(HORIZON // 2):
         demand.round(np.array([demand.number(Expert(3, 0))]))
     assert demand.swaps(9) == [], "half a horizon does not outweigh what was always asked for"
@@ -116,15 +117,29 @@ def test_a_profile_is_where_counts_begin():
 def test_alternating_texts_do_not_thrash(every, swaps, seed):
     """Two experts asked for in turn, one slot: it changes hands rarely or never."""
     demand = make(inside=[Expert(0, 0)])
-    timetable = Timetable(Pace(every, swaps), demand)
+    timetable = Timetable(Pace(every, swaps), demand, AtOnce())
     rng = np.random.default_rng(seed)
     done = 0
     for _ in range(400):
-        demand.round(np.array([int(rng.random() < 0.5)]))
+        timetable.begin()
+        timetable.round(np.array([int(rng.random() < 0.5)]))
         for pair in timetable.due():
-            demand.moved(pair)
+            timetable.moved(pair)
             done += 1
     assert done <= 400 // HORIZON * 4
+
+
+NOBODY = np.array([], np.int64)
+
+
+def rounds(timetable, count, asked=NOBODY):
+    """The pairs that begin after each of some rounds, in none of which one ends."""
+    found = []
+    for _ in range(count):
+        timetable.begin()
+        timetable.round(asked)
+        found.append(timetable.due())
+    return found
 
 
 def test_swaps_are_spread_over_the_rounds_of_a_period():
@@ -133,12 +148,13 @@ def test_swaps_are_spread_over_the_rounds_of_a_period():
     demand = make(counts, inside)
     for layer in (0, 5):
         for n in range(3, 6):
-            demand.counts[demand.number(Expert(layer, n))] = 20 + n
-    timetable = Timetable(Pace(3, 5), demand)
-    begun = [timetable.due() for _ in range(3)]
+            demand.sums[demand.number(Expert(layer, n))] = 20 + n
+    timetable = Timetable(Pace(3, 5), demand, AtOnce())
+    assert rounds(timetable, 1) == [[]], "what the first round asked for is planned beside the next"
+    begun = rounds(timetable, 3)
     assert [len(pairs) for pairs in begun] == [2, 2, 1]
     assert len({pair.entering for pairs in begun for pair in pairs}) == 5
-    again = timetable.due()
+    (again,) = rounds(timetable, 1)
     assert len(again) == 2, "planned anew in the next period"
     timetable.put_back(again[1:])
     assert timetable.due()[0] == again[1]
@@ -147,13 +163,13 @@ def test_swaps_are_spread_over_the_rounds_of_a_period():
 def test_who_is_in_no_slot_any_more_leaves_in_no_pair():
     inside = ALL[:4]
     demand = make([0.0] * 4 + [30.0] * (len(ALL) - 4), inside)
-    timetable = Timetable(Pace(3, 5), demand)
-    timetable.due()
+    timetable = Timetable(Pace(3, 5), demand, AtOnce())
+    rounds(timetable, 2)
     waiting = [pair.leaving for pair in timetable._waiting]
     assert waiting
     timetable.gone(waiting[0])
     assert [pair.leaving for pair in timetable._waiting] == waiting[1:]
-    pairs = demand.swaps(99)
+    pairs = [pair for begun in rounds(timetable, 30) for pair in begun]
     assert pairs
     assert {pair.leaving for pair in pairs} == set(inside) - {waiting[0]}
 

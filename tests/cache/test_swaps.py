@@ -49,6 +49,7 @@ def test_a_swap_takes_no_wait_and_two_copies_land_together():
     lab = Lab(resident())
     calls = dict(lab.runtime.calls())
     lab.swapper.tick(PAIRS)
+    lab.await_jobs()
     after = lab.runtime.calls()
     assert after.get("synchronize", 0) == calls.get("synchronize", 0)
     assert after["record"] - calls.get("record", 0) == 2, "one event for all copies of a round"
@@ -70,7 +71,7 @@ def test_pairs_without_room_come_back():
 
 def test_what_is_under_way_is_in_no_other_pair():
     lab = Lab(resident())
-    lab.demand.counts[[lab.demand.number(p.entering) for p in PAIRS]] = 50
+    lab.demand.sums[[lab.demand.number(p.entering) for p in PAIRS]] = 50
     assert {p.entering for p in lab.demand.swaps(9)} == {p.entering for p in PAIRS}
     lab.swapper.tick(PAIRS)
     assert lab.demand.swaps(9) == []
@@ -89,7 +90,7 @@ def test_a_read_that_fails_is_undone_and_told_once_and_the_others_go_on():
     (report,) = lab.reports
     assert str(Expert(5, 3)) in report.what
     assert "the disk is gone" in report.why
-    lab.demand.counts[lab.demand.number(Expert(5, 3))] = 60
+    lab.demand.sums[lab.demand.number(Expert(5, 3))] = 60
     assert lab.demand.swaps(9) == [], "it is not tried again"
     lab.close()
 
@@ -163,7 +164,7 @@ def test_who_cannot_leave_is_named_and_not_tried_again_and_the_other_one_is(brea
     (report,) = lab.reports
     assert report.what == f"{leaving} did not leave the cache of SIM0"
     assert ("ZeroDivisionError" in report.why) != (breaks is wrong_copy)
-    lab.demand.counts[lab.demand.number(entering)] = 60
+    lab.demand.sums[lab.demand.number(entering)] = 60
     (again,) = lab.demand.swaps(1)
     assert again.entering == entering
     assert again.leaving != leaving

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from strata_core.cache.beside import Beside
 from strata_core.cache.waves import Waves
 from strata_core.errors import DeviceError
 from strata_core.testing.sim import SimHardware, SimRuntime
@@ -40,9 +41,11 @@ def runtime():
 
 @pytest.fixture
 def waves(runtime):
-    made = Waves(runtime, 0)
+    jobs = Beside("test-beside")
+    made = Waves(runtime, 0, jobs)
     yield made
     runtime.let.set()
+    jobs.close(120.0)
     made.drain()
     made.close()
 

@@ -112,6 +112,16 @@ def test_a_link_that_takes_every_miss_keeps_them():
     assert rounds.until_changed(split) == (10 * PERIOD, None)
 
 
+def test_rounds_without_work_for_the_cpu_leave_nothing_behind():
+    rounds, split = Rounds(Lane(10e-6, 20e9), misses=0), measured()
+    assert rounds.until_changed(split) == (10 * PERIOD, None)
+    assert (rounds.correction._seen, rounds.correction._ratios) == ([], [])
+    rounds.misses = 8
+    number, found = rounds.until_changed(split)
+    assert number == PERIOD
+    assert found.corrections == 1
+
+
 def test_bits_stay_while_the_table_changes(lab, tiny_file):
     """What start-up found is far off here, and so is its table."""
     checkpoint = tiny_file()

@@ -47,7 +47,7 @@ def end(lab, backend, source, executor):
 
 
 def kinds(executor):
-    return {ready.dispatch for (_, doorbell), ready in executor._rounds.items() if doorbell}
+    return {ready.dispatch for (*_, doorbell), ready in executor._rounds.items() if doorbell}
 
 
 @contextmanager

@@ -1,21 +1,29 @@
-"""The compiled loop that every thread of the pool runs: phases of steps, shared out by counting.
+"""The compiled loop that every thread of the pool runs: phases of steps, shared out among them.
 
 A phase is a list of steps. In a `together` phase the units of the steps are one range, and a thread
-that claims a part of it runs every step on it, in order. In a `side by side` phase the units of the
-steps follow one another, and no step reads what another one writes. In a `leader` phase the leader
-runs the steps, in order, and nobody else does anything. All threads finish a phase before any
-begins the next. A phase may name a word and a number of phases that are left out after it where the
-word is 0 by then; nothing may write that word again in the same round.
+that has a part of it runs every step on each unit, in order. In a `side by side` phase the units of
+the steps follow one another, and no step reads what another one writes. In a `leader` phase the
+leader runs the steps, in order, and nobody else does anything. All threads finish a phase before
+any begins the next. A phase may name a word and a number of phases that are left out after it where
+the word is 0 by then; nothing may write that word again in the same round.
+
+A thread's first unit is its own, and then it claims neighbours: at first several, fewer and fewer
+as the phase goes on, at last single ones. So a thread begins at once and reads long runs, a claim
+(which moves a cache line from processor to processor) is rare, and one that is slow or held up has
+little that the others wait for.
+
+Who comes last to the end of a phase tells the others by a word that is written for that alone:
+those who wait look at no line that those who come still write.
 
 Memory layout, in int64 words. Step: function, arguments, address of the number of units, 0. Phase:
-steps, number of steps, its kind, first unclaimed unit, address of the word or 0, number of phases
-left out, and two unused words, so that every counter has a cache line to itself. The crew's own
-words are those of `WORDS`, one a line.
+steps, number of steps, its kind, address of the word or 0, number of phases left out, unused words
+to the end of the line; in a line to itself the number of units claimed, 0 between rounds. The
+crew's own words are those of `WORDS`, one a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from llvmlite import ir
@@ -26,20 +34,30 @@ from strata_core.kernels.cpu.steps import STEP_TYPE
 from strata_core.kernels.cpu.target import Target
 
 LINE = 64
-STEP_WORDS, PHASE_WORDS = 4, 8
+STEP_WORDS, PHASE_WORDS = 4, 16
+
+UNLESS, LEAVES_OUT = 3, 4
+"""Words of a phase."""
+
+SHARES = 4
+"""Claims that what is left of a phase is enough for, for each thread."""
+
+CLAIMED = 64
+"""Where a phase has its count of claimed units, in bytes."""
 
 TOGETHER, SIDE_BY_SIDE, LEADER = 0, 1, 2
 """Kinds of phases."""
 
 WORDS = (
-    *("round", "phases", "count", "arrived", "base", "threads", "stop", "yield"),
+    *("round", "phases", "count", "arrived", "over", "base", "threads", "stop", "yield"),
     *("clock", "clock_id", "patience"),
 )
 """`round`: rounds begun so far; `phases`, `count`: what this round runs; `arrived`: how often a
-thread has finished a phase or a round, ever; `base`: its value when the round began; `threads`:
-size of the crew, the leader included; `stop`: 1 when it is to end; `yield`: address of the system's
-function that gives the processor away, or 0; `clock`, `clock_id`: see `clock.Clock`; `patience`:
-its ticks after which a thread without work goes to sleep."""
+thread has finished a phase or a round, ever; `over`: what that was when all had finished the last
+one; `base`: what it was when the round began; `threads`: size of the crew, the leader included;
+`stop`: 1 when it is to end; `yield`: address of the system's function that gives the processor
+away, or 0; `clock`, `clock_id`: see `clock.Clock`; `patience`: its ticks after which a thread
+without work goes to sleep."""
 
 PARKED = len(WORDS)
 """Line of thread 0; each thread has one: a word that says whether it sleeps, one that says that
@@ -94,7 +112,7 @@ def emit_crew(module: ir.Module, target: Target) -> None:
     with _function(module, "begin", I64, 1) as e:
         _begin(e)
     with _function(module, "lead", VOID, 1) as e:
-        e.call("run_phases", VOID, e.args[0], e.i64(1))
+        e.call("run_phases", VOID, e.args[0], e.i64(0))
         e.finish()
     with _function(module, "run_step", VOID, 4) as e:
         before = _set_control_word(e, target)
@@ -108,9 +126,6 @@ def emit_crew(module: ir.Module, target: Target) -> None:
 def _begin(e: Emit) -> None:
     """Start a round; the number of threads that sleep, each with its second word set to 1."""
     crew = e.args[0]
-    phases = e.load(I64, _word(crew, "phases"), align=8)
-    with e.loop(0, e.load(I64, _word(crew, "count"), align=8)) as p:
-        e.store(e.i64(0), phases + p * (8 * PHASE_WORDS), 24, align=8)
     e.store(e.load_acquire(_word(crew, "arrived")), _word(crew, "base"), align=8)
     e.fetch_add(_word(crew, "round"), 1)
     asleep = e.var(I64, 0)
@@ -134,7 +149,7 @@ def _serve(e: Emit, target: Target) -> None:
                 seen.set(seen.get() + 1)
                 with e.when(e.load(I64, _word(crew, "stop"), align=8).compare("!=", 0)):
                     e.finish(e.i64(STOPPED))
-                e.call("run_phases", VOID, crew, e.i64(0))
+                e.call("run_phases", VOID, crew, index)
                 looks.set(0)
                 since.set(0)
             with idle:
@@ -166,57 +181,71 @@ def _idle_for_long(e: Emit, target: Target, crew: V, looks: Var, since: Var) -> 
 
 
 def _emit_phases(module: ir.Module, target: Target) -> None:
-    """`run_phases(crew, leads)`: this thread's part of a round; returns when all are done."""
+    """`run_phases(crew, index)`: a thread's part of a round; returns when all are done."""
     function = ir.Function(module, ir.FunctionType(VOID, [I64, I64]), "run_phases")
     function.linkage = "internal"
     function.attributes.add("noinline")
     e = Emit(module, function)
     before = _set_control_word(e, target)
-    crew, leads = e.args
+    crew, index = e.args
     phases = e.load(I64, _word(crew, "phases"), align=8)
     threads = e.load(I64, _word(crew, "threads"), align=8)
-    arrived = _word(crew, "arrived")
     base = e.load(I64, _word(crew, "base"), align=8)
     count = e.load(I64, _word(crew, "count"), align=8)
+    leads = index.compare("==", 0)
     number, done = e.var(I64, 0), e.var(I64, 0)
     with e.forever() as leave_if_last:
         leave_if_last(number.get() >= count)
         phase = phases + number.get() * (8 * PHASE_WORDS)
         kind = e.load(I64, phase, 16, align=8)
         with e.when(kind.compare("==", TOGETHER)):
-            _together(e, phase)
+            _share(e, phase, (index, threads), _together)
         with e.when(kind.compare("==", SIDE_BY_SIDE)):
-            _side_by_side(e, phase)
-        with e.when(kind.compare("==", LEADER) & leads.compare("!=", 0)):
+            _share(e, phase, (index, threads), _side_by_side)
+        with e.when(kind.compare("==", LEADER) & leads):
             _in_order(e, phase)
-        e.fetch_add(arrived, 1)
         done.set(done.get() + 1)
-        _await_all(e, target, crew, base + done.get() * threads)
+        all_here = base + done.get() * threads
+        last = _arrive(e, crew, all_here)
+        with e.when(last):
+            # nobody claims any more; the next round finds it as this one did
+            e.store(e.i64(0), phase, CLAIMED, align=8)
+        with e.when(last ^ True):
+            _await_all(e, target, crew, all_here)
         number.set(number.get() + 1 + _left_out(e, phase))
     # whoever began the round may free its schedule at once: not before all have looked at it
-    e.fetch_add(arrived, 1)
-    with e.when(leads.compare("!=", 0)):
-        _await_all(e, target, crew, base + (done.get() + 1) * threads)
+    all_here = base + (done.get() + 1) * threads
+    last = _arrive(e, crew, all_here)
+    with e.when(leads & (last ^ True)):
+        _await_all(e, target, crew, all_here)
     _restore_control_word(e, before)
     e.finish()
 
 
+def _arrive(e: Emit, crew: V, all_here: V) -> V:
+    """This thread is done with a phase; whether all are, which it then tells the others."""
+    last = (e.fetch_add(_word(crew, "arrived"), 1) + 1).compare("==", all_here)
+    with e.when(last):
+        e.store_release(all_here, _word(crew, "over"))
+    return last
+
+
 def _await_all(e: Emit, target: Target, crew: V, wanted: V) -> None:
-    """Wait until `arrived` has come to `wanted`."""
+    """Wait until all have arrived `wanted` times."""
     looks = e.var(I64, 0)
     with e.forever() as leave_if:
-        leave_if(e.load_acquire(_word(crew, "arrived")) >= wanted)
+        leave_if(e.load_acquire(_word(crew, "over")) >= wanted)
         _look_again(e, target, crew, looks)
 
 
 def _left_out(e: Emit, phase: V) -> V:
     """How many phases are left out after this one, now that all threads have finished it."""
-    word, found = e.load(I64, phase, 32, align=8), e.var(I64, 0)
+    word, found = e.load(I64, phase, 8 * UNLESS, align=8), e.var(I64, 0)
     with (
         e.when(word.compare("!=", 0)),
         e.when(e.load_acquire(word).compare("==", 0)),
     ):
-        found.set(e.load(I64, phase, 40, align=8))
+        found.set(e.load(I64, phase, 8 * LEAVES_OUT, align=8))
     return found.get()
 
 
@@ -253,15 +282,48 @@ def _units(e: Emit, step: V) -> V:
     return e.load(I64, e.load(I64, step, 16, align=8), align=8)
 
 
-def _together(e: Emit, phase: V) -> None:
-    """Claim units one by one and run all steps on each."""
+def _share(e: Emit, phase: V, who: tuple[V, V], run: Callable[[Emit, V, V, V, V], None]) -> None:
+    """A thread's own unit of a phase, and then those that it claims.
+
+    `who` is its index and the number of threads; `run(e, steps, count, first, last)` runs units.
+    """
+    index, threads = who
     steps, count = e.load(I64, phase, align=8), e.load(I64, phase, 8, align=8)
-    units = _units(e, steps)
+    kind = e.load(I64, phase, 16, align=8)
+    total = e.var(I64, _units(e, steps))
+    with e.when(kind.compare("==", SIDE_BY_SIDE)), e.loop(1, count) as s:
+        total.set(total.get() + _units(e, steps + s * (8 * STEP_WORDS)))
+    units = total.get()
+    first, last = e.var(I64, index), e.var(I64, e.smin(index + 1, units))
     with e.forever() as leave_if:
-        unit = e.fetch_add(phase + 24, 1)
-        leave_if(unit >= units)
-        with e.loop(0, count) as s:
-            _call_step(e, steps + s * (8 * STEP_WORDS), unit, unit + 1)
+        leave_if(first.get() >= units)
+        run(e, steps, count, first.get(), last.get())
+        first.set(threads)
+        # where every unit was somebody's first, there is nothing to claim
+        with e.when(threads < units):
+            left = units - threads - e.load_acquire(phase + CLAIMED)
+            several = e.smax(left // (threads * SHARES), e.i64(1))
+            first.set(threads + e.fetch_add(phase + CLAIMED, several))
+            last.set(e.smin(first.get() + several, units))
+
+
+def _together(e: Emit, steps: V, count: V, first: V, last: V) -> None:
+    """Run all steps on each of these units."""
+    with e.loop(first, last) as unit, e.loop(0, count) as s:
+        _call_step(e, steps + s * (8 * STEP_WORDS), unit, unit + 1)
+
+
+def _side_by_side(e: Emit, steps: V, count: V, first: V, last: V) -> None:
+    """Run these units, each of which belongs to the step in whose range it falls."""
+    before = e.var(I64, 0)
+    with e.loop(0, count) as s:
+        step = steps + s * (8 * STEP_WORDS)
+        mine = _units(e, step)
+        begin = e.smax(first - before.get(), e.i64(0))
+        end = e.smin(last - before.get(), mine)
+        with e.when(begin < end):
+            _call_step(e, step, begin, end)
+        before.set(before.get() + mine)
 
 
 def _in_order(e: Emit, phase: V) -> None:
@@ -270,22 +332,3 @@ def _in_order(e: Emit, phase: V) -> None:
     with e.loop(0, count) as s:
         step = steps + s * (8 * STEP_WORDS)
         _call_step(e, step, e.i64(0), _units(e, step))
-
-
-def _side_by_side(e: Emit, phase: V) -> None:
-    """Claim units one by one; each belongs to the step in whose range it falls."""
-    steps, count = e.load(I64, phase, align=8), e.load(I64, phase, 8, align=8)
-    total = e.var(I64, 0)
-    with e.loop(0, count) as s:
-        total.set(total.get() + _units(e, steps + s * (8 * STEP_WORDS)))
-    with e.forever() as leave_if:
-        unit = e.fetch_add(phase + 24, 1)
-        leave_if(unit >= total.get())
-        left = e.var(I64, unit)
-        with e.loop(0, count) as s:
-            step = steps + s * (8 * STEP_WORDS)
-            mine = _units(e, step)
-            here = (left.get() >= 0) & (left.get() < mine)
-            with e.when(here):
-                _call_step(e, step, left.get(), left.get() + 1)
-            left.set(left.get() - mine)

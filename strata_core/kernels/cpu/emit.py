@@ -336,6 +336,11 @@ class Emit:
         pointer = self.b.inttoptr(address.raw, POINTER)
         return V(self, self.b.load_atomic(pointer, order, 8, typ=I64))
 
+    def store_release(self, value: V, address: V) -> None:
+        """Write an int64 word; who sees it sees what this thread wrote before."""
+        pointer = self.b.inttoptr(address.raw, I64.as_pointer())
+        self.b.store_atomic(value.raw, pointer, "release", 8)
+
     def fetch_add(self, address: V, value: V | int) -> V:
         """Add to an int64 word in one total order; the value before."""
         pointer = self.b.inttoptr(address.raw, POINTER)

@@ -102,9 +102,7 @@ def emit_answer(module: ir.Module) -> None:
     with step(module, "answer", ANSWER_ARGS) as (e, a, begin, end), e.when(begin < end):
         fine = e.load(I64, a.failure, align=8).compare("==", NO_FAILURE)
         with e.when(fine):
-            number = e.load(I64, a.number, align=8)
-            word = e.b.inttoptr(a.word.raw, I64.as_pointer())
-            e.b.store_atomic(number.raw, word, "release", 8)
+            e.store_release(e.load(I64, a.number, align=8), a.word)
 
 
 def _fail(e: Emit, cell: V, code: int, label: V) -> None:

@@ -13,13 +13,14 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from strata_core.errors import EngineError
 from strata_core.kernels.cpu.clock import host_clock
 from strata_core.kernels.cpu.crew import (
     LEADER,
+    LEAVES_OUT,
     LINE,
     PARKED,
     PATIENCE,
@@ -28,6 +29,7 @@ from strata_core.kernels.cpu.crew import (
     STEP_WORDS,
     STOPPED,
     TOGETHER,
+    UNLESS,
     WORDS,
     emit_crew,
 )
@@ -73,6 +75,11 @@ class Schedule:
     words: Words
     steps: Words
     count: int
+    address: int = field(init=False)
+
+    @address.default
+    def _of_words(self) -> int:
+        return int(self.words.ctypes.data)
 
     @classmethod
     def of(cls, phases: Sequence[Phase]) -> Schedule:
@@ -81,13 +88,20 @@ class Schedule:
         words = aligned_words(len(phases) * PHASE_WORDS).reshape(-1, PHASE_WORDS)
         row = 0
         for phase, line in zip(phases, words, strict=True):
-            line[:3] = steps.ctypes.data + row * steps.strides[0], len(phase.steps), 0
-            line[2] = phase.kind
-            line[4:6] = phase.unless, phase.leaves_out
+            line[:3] = steps.ctypes.data + row * steps.strides[0], len(phase.steps), phase.kind
+            line[UNLESS], line[LEAVES_OUT] = phase.unless, phase.leaves_out
             for step in phase.steps:
                 steps[row, :3] = step.function, step.args, step.units
                 row += 1
         return cls(words, steps, len(phases))
+
+
+def _place(name: str) -> int:
+    """Where a word of the crew's is."""
+    return WORDS.index(name) * LINE // 8
+
+
+_PHASES, _COUNT = _place("phases"), _place("count")
 
 
 def aligned_words(count: int) -> Words:
@@ -109,6 +123,7 @@ class Pool:
         self._code = compiler.obtain("crew", lambda module: emit_crew(module, compiler.target))
         self.threads = threads
         self._crew = aligned_words((PARKED + threads) * LINE // 8)
+        self._at, self._words = int(self._crew.ctypes.data), self._crew.data
         self._yield = yield_function()
         self._set("threads", threads)
         self._set("yield", self._yield)
@@ -131,10 +146,9 @@ class Pool:
                 "its backend was closed before its executor",
                 "this is an error in the engine; please report it",
             )
-        self._set("phases", schedule.words.ctypes.data)
-        self._set("count", schedule.count)
-        self._wake(self._begin(self._crew.ctypes.data))
-        self._lead(self._crew.ctypes.data)
+        self._words[_PHASES], self._words[_COUNT] = schedule.address, schedule.count
+        self._wake(self._begin(self._at))
+        self._lead(self._at)
 
     def close(self) -> None:
         """End the workers and wait for them. Calling it again does nothing."""
@@ -143,7 +157,7 @@ class Pool:
         self._closed = True
         self._set("count", 0)
         self._set("stop", 1)
-        self._wake(self._begin(self._crew.ctypes.data))
+        self._wake(self._begin(self._at))
         for worker in self._workers:
             worker.join()
 
@@ -152,7 +166,7 @@ class Pool:
         return int(self._crew[(PARKED + 1) * LINE // 8 :: LINE // 8].sum())
 
     def _set(self, name: str, value: int) -> None:
-        self._crew[WORDS.index(name) * LINE // 8] = value
+        self._crew[_place(name)] = value
 
     def _wake(self, asleep: int) -> None:
         if asleep:

@@ -1,13 +1,15 @@
 """The adaptive cache of the first device: what decode rounds ask for decides what is in slots.
 
-After each decode round the counts are brought up to date, swaps that have landed are committed by
-one copy of the table of cells, and others begin. Prompts neither count nor are followed.
+After each decode round swaps that have landed are committed by one copy of the table of cells, and
+others begin; counts are brought up to date, and swaps planned, beside the next round. Prompts
+neither count nor are followed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 import numpy as np
 from attrs import define, field
@@ -15,12 +17,14 @@ from numpy.typing import NDArray
 
 from strata_core.abilities import AdaptiveSource, PartlyStableSource
 from strata_core.cache.adaptive import Pair, Timetable
+from strata_core.cache.beside import Jobs
 from strata_core.cache.swaps import Swapper
 from strata_core.cache.waiting import await_event
 from strata_core.interfaces import BlobLayout, Expert, Source, StableSource
 from strata_core.kernels.cpu.serving import stable_experts
 from strata_core.kernels.device.cells import Cells
 from strata_core.kernels.device.host_lane import HostLane
+from strata_core.memory.held import undo_all
 from strata_core.runtime import Runtime
 
 
@@ -47,11 +51,13 @@ class DeviceTable:
     linked: bool
     _fresh: bool = field(default=False, init=False)
     _mover: AdaptiveSource | None = field(init=False)
+    _stable: bool = field(init=False)
     _spans: dict[int, tuple[int, int]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # asked once: each of these takes as long as a copy's launch
         self._mover = self.source if isinstance(self.source, AdaptiveSource) else None
+        self._stable = isinstance(self.source, StableSource)
         tables = self.cells.layers.items()
         self._spans = {layer: (table.ctypes.data, table.nbytes) for layer, table in tables}
 
@@ -64,15 +70,15 @@ class DeviceTable:
             # no round came after the last copy, which may still read the mirror
             self._await_copy()
             self._fresh = False
-        touched = {e.layer for pair, _ in swaps for e in (pair.leaving, pair.entering)}
-        before = {layer: self.cells.layers[layer].copy() for layer in touched}
+        touched = [e for pair, _ in swaps for e in (pair.leaving, pair.entering)]
+        before = [self.cells.saved(expert) for expert in touched]
         try:
             for pair, slot in swaps:
                 self._move(pair, slot)
-            self._copy(touched)
+            self._copy({expert.layer for expert in touched})
         except Exception:
-            for layer, table in before.items():
-                self.cells.layers[layer][:] = table
+            for expert, cell in zip(touched, before, strict=True):
+                self.cells.restore(expert, cell)
             raise
         self._fresh = True
         self.cells.version += 1
@@ -102,7 +108,7 @@ class DeviceTable:
         )
         self.cells.empty(leaving)
         if self.linked and self._mover is not None:
-            held = holds(self.source, leaving)
+            held = self._stable or holds(self.source, leaving)
             self.cells.link(leaving, alias_of(self.source, leaving) if held else None)
             self.cells.link(entering, None)
 
@@ -154,18 +160,34 @@ def reachable(
 
 @define(eq=False)
 class Adaptation:
-    """Brings policy and swaps together; called on the thread of the rounds, between them."""
+    """Brings policy and swaps together; called on the thread of the rounds, between them.
+
+    `jobs` are what both of them have done beside rounds. What goes wrong there ends all swaps, and
+    is reported after the next round; no round fails for it.
+    """
 
     timetable: Timetable
     swapper: Swapper
     table: DeviceTable
+    jobs: Jobs
+
+    def before(self) -> None:
+        """A round begins, so that the interpreter is idle in a moment."""
+        if not self.swapper.stopped:
+            self.timetable.begin()
 
     def after(self, asked: NDArray[np.int64]) -> None:
-        """A decode round is over that asked for the experts of these numbers."""
+        """A decode round is over that asked for the experts of these numbers; the array is kept."""
         self.table.round_over()
-        self.timetable.demand.round(asked)
-        if not self.swapper.stopped:
-            self.timetable.put_back(self.swapper.tick(self.timetable.due()))
+        if self.swapper.stopped:
+            return
+        self.timetable.round(asked)
+        try:
+            pairs = self.timetable.due()
+        except Exception as error:  # noqa: BLE001 - whatever a job raised
+            self.swapper.stop(error)
+            return
+        self.timetable.put_back(self.swapper.tick(pairs))
 
     def rest(self) -> bool:
         """Wait, bounded, until nothing is on its way; whether that is so.
@@ -195,5 +217,9 @@ class Adaptation:
         }
 
     def close(self) -> None:
-        """Undo what is on its way; no round may be running."""
-        self.swapper.close()
+        """Undo what is on its way; no round may be running. Again, it does nothing.
+
+        Waits, bounded, for a job that is under way. Raises StrataError when all is done.
+        """
+        end_jobs = partial(self.jobs.close, self.swapper.patience)
+        undo_all(self.swapper.runtime, [end_jobs, self.swapper.close])

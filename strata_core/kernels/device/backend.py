@@ -12,6 +12,7 @@ from attrs import evolve
 from strata_core.abilities import AdaptiveSource
 from strata_core.builtin import CPU
 from strata_core.cache.adaptive import EXCHANGE_MARGIN, MARGIN, Demand, Timetable
+from strata_core.cache.beside import Beside
 from strata_core.cache.rank import ranking as evenly
 from strata_core.cache.swaps import Swapper
 from strata_core.errors import Degradation, StrataError
@@ -306,7 +307,7 @@ class DeviceBackend:
         demand = Demand.of(layouts, experts.count, placement.order.ranking, placement.order.rates)
         for expert in placement.resident:
             demand.bar(expert, barred=expert not in pool.places)
-        demand.inside[[demand.number(expert) for expert in pool.places]] = True
+        demand.put_inside(pool.places)
         table = DeviceTable(
             runtime=self.runtime,
             device=placement.device,
@@ -322,7 +323,8 @@ class DeviceBackend:
             linked=bool(placement.options.link_share),
         )
         margin = EXCHANGE_MARGIN if isinstance(source, AdaptiveSource) else MARGIN
-        timetable = Timetable(self.options.pace, demand, margin)
+        jobs = Beside("strata-beside")
+        timetable = Timetable(self.options.pace, demand, jobs, margin)
         # last, for it has threads, streams and events
         swapper = Swapper(
             runtime=self.runtime,
@@ -330,12 +332,13 @@ class DeviceBackend:
             layouts=experts.layouts,
             source=source,
             table=table,
-            demand=demand,
+            policy=timetable,
+            jobs=jobs,
             degrade=self._degrade,
             patience=self._patience,
             buffers=list(moving.buffers),
         )
-        return Adaptation(timetable, swapper, table)
+        return Adaptation(timetable, swapper, table, jobs)
 
     def _split(self, placement: Placement, cells: Cells, host: HostLane) -> Split:
         """The split of misses that was asked for, or the one that the lanes' rates make best."""

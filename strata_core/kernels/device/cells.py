@@ -70,6 +70,15 @@ class Cells:
         """The expert is in no slot."""
         self.layers[expert.layer]["slot"][expert.index] = 0
 
+    def saved(self, expert: Expert) -> bytes:
+        """All that is known of the expert, for `restore`."""
+        found: bytes = self.layers[expert.layer][expert.index].tobytes()
+        return found
+
+    def restore(self, expert: Expert, cell: bytes) -> None:
+        """What was known of the expert is so again."""
+        self.layers[expert.layer][expert.index] = np.frombuffer(cell, CELL)[0]
+
     @staticmethod
     def slot_span(expert: Expert) -> tuple[int, int]:
         """Where in its layer's part the expert's slot stands, and the bytes of that."""

@@ -20,7 +20,7 @@ PERIOD = 32
 """Rounds of one token that a correction is about; those of the first are not looked at."""
 
 EVERY = 4
-"""One of so many rounds is looked at: that takes longer than all else that is noted of a round."""
+"""One of so many rounds is kept, to be looked at with the others when a period is over."""
 
 LEAST = 32
 """Layers with work for the CPU that a look needs."""
@@ -44,6 +44,7 @@ class Correction:
     nbytes: float
     top_k: int
     _rounds: int = field(default=0, init=False)
+    _seen: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(factory=list, init=False)
     _ratios: list[NDArray[np.float64]] = field(factory=list, init=False)
 
     def after(self, split: Split) -> Split | None:
@@ -55,26 +56,31 @@ class Correction:
         if self._rounds % EVERY:
             return None
         if self._rounds > PERIOD:
-            self._watch(split)
-        if self._rounds % PERIOD or not self._ratios:
+            self._seen.append((self.counts.copy(), self.times.copy()))
+        if self._rounds % PERIOD:
             return None
-        ratios = np.concatenate(self._ratios)
-        if len(ratios) < LEAST:
+        self._watch(split)
+        if sum(map(len, self._ratios)) < LEAST:
             return None
+        ratio = float(np.median(np.concatenate(self._ratios)))
         self._ratios.clear()
-        ratio = float(np.median(ratios))
         return self._corrected(split, ratio) if abs(ratio - 1) >= TOLERANCE else None
 
     def _watch(self, split: Split) -> None:
         """Note, of each layer with work, how many times what was expected it took.
 
-        The median is what counts: the machine's other programs make single layers long.
+        Of all rounds that were kept at once: a round has no time for so many small steps. The
+        median is what counts: the machine's other programs make single layers long.
         """
-        counts = self.counts[:, 0]
-        busy = np.flatnonzero(counts)
-        if not len(busy) or split.cpu is None:
+        seen, self._seen = self._seen, []
+        if not seen or split.cpu is None:
             return
-        taken = (self.times[busy, 1] - self.times[busy, 0]) / self.ticks
+        counts = np.concatenate([of_round for of_round, _ in seen])[:, 0]
+        times = np.concatenate([of_round for _, of_round in seen])
+        busy = np.flatnonzero(counts)
+        if not len(busy):
+            return
+        taken = (times[busy, 1] - times[busy, 0]) / self.ticks
         self._ratios.append(
             taken / (split.cpu.start + counts[busy] * (self.nbytes / split.cpu.rate))
         )

@@ -11,7 +11,7 @@ who reads them late reads nothing half written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,32 @@ def word(shape: Shape, layer: int, helper: int = 0) -> int:
     return LINE * (layer if not helper else shape.layers * helper + 1 + layer)
 
 
+@frozen(eq=False)
+class _Token:
+    """A frame's parts for its first token; to write a number through an array takes longer."""
+
+    number: memoryview
+    id: memoryview
+    position: memoryview
+    row: memoryview
+    place: memoryview
+    cos: memoryview
+    sin: memoryview
+
+    @classmethod
+    def of(cls, views: Mapping[str, NDArray[Any]]) -> _Token:
+        """Those of a frame by the names of its parts."""
+        return cls(
+            number=views["round"].data,
+            id=views["ids"].data,
+            position=views["positions"].data,
+            row=views["logits_rows"].data,
+            place=views["places"][0].data,
+            cos=views["cos"][0].view(np.uint8).data,
+            sin=views["sin"][0].view(np.uint8).data,
+        )
+
+
 @define(eq=False)
 class Exchange:
     """The block at its host address, with views for the host to read and write."""
@@ -142,6 +168,7 @@ class Exchange:
     frame: Regions
     rest: Regions
     _views: dict[str, NDArray[Any]] = field(factory=dict, init=False)
+    _first: _Token | None = field(default=None, init=False)
 
     @classmethod
     def plan(cls, shape: Shape) -> Exchange:
@@ -159,6 +186,7 @@ class Exchange:
         self.rest.base = address + self.frame.nbytes
         bytes_at(address, self.nbytes)[:] = 0
         self._views = {name: self._frame_view(name) for name in FRAME}
+        self._first = _Token.of(self._views)
 
     def alias(self, runtime: Runtime, device: int) -> int:
         """Where a device finds the block. Raises Refused."""
@@ -201,3 +229,19 @@ class Exchange:
         views["logits_rows"][:wanted] = window.logits_rows
         views["places"][:tokens] = places
         views["cos"][:tokens], views["sin"][:tokens] = angles(program.rope, window.positions)
+
+    def fill_token(
+        self,
+        number: int,
+        token: int,
+        position: int,
+        place: Sequence[int],
+        turns: tuple[bytes, bytes],
+    ) -> None:
+        """The frame of a window of one token; `turns` are the bytes of its rows of cos and sin."""
+        first = self._first
+        assert first is not None, "it has its place"
+        first.number[0], first.id[0], first.position[0], first.row[0] = number, token, position, 0
+        to = first.place
+        to[0], to[1], to[2], to[3] = place
+        first.cos[:], first.sin[:] = turns

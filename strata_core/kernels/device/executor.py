@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from strata_core.cache.waiting import happens
 from strata_core.errors import DeviceError, EngineError
 from strata_core.interfaces import Expert, ExpertFiles, Window
-from strata_core.kernels.cpu.hand_over import NO_FAILURE
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool
@@ -21,15 +20,18 @@ from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.device.adapting import Adaptation
 from strata_core.kernels.device.correcting import Correction
 from strata_core.kernels.device.dispatch import Dispatcher, random_tokens
-from strata_core.kernels.device.exchange import LINE, MOST_HELPERS, next_number
+from strata_core.kernels.device.exchange import next_number
 from strata_core.kernels.device.kv import KvRoom, KvRooms
-from strata_core.kernels.device.layout import HIT, HOST, LANES, LATE, LINK, STATUS_BYTES
+from strata_core.kernels.device.latches import Latches
+from strata_core.kernels.device.layout import LANES, STATUS_BYTES
 from strata_core.kernels.device.picks import Picks
 from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.rounds import Maker, Round
 from strata_core.kernels.device.segments import Mode
+from strata_core.kernels.device.served import Served
 from strata_core.kernels.device.stopped import not_at_rest, stopped
 from strata_core.kernels.exact import SPLIT
+from strata_core.kernels.rope import Turns
 from strata_core.memory.held import undo_all
 
 PATIENCE = 10.0
@@ -63,11 +65,12 @@ class DeviceExecutor:
         self._run_step, self._pool = library.runner(), pool
         self._on_close, self._adaptation = on_close, adaptation
         self._dispatcher, self._correction = dispatcher, correction
-        self._rounds: dict[tuple[Mode, bool], Round] = {}
+        self._rounds: dict[tuple[int, int, int, bool], Round] = {}
         self._slots: dict[int, KvRoom] = {}
         self._number = 0
         self._unsettled = False
         self._closed = False
+        self._most_splits = self._model.splits(0)
         shape = (self._model.limits.logits, self._model.program.vocabulary)
         self._logits = np.zeros(shape, np.float32)
         words = self._exchange.array("result", np.float32, self._exchange.rest.size("result") // 4)
@@ -75,16 +78,17 @@ class DeviceExecutor:
             self._model.tokens, self._model.program.vocabulary
         )
         self._rows: NDArray[np.float32] = rows
-        self._status = words.view(np.uint32)[:1]
-        self._late = words.view(np.uint32)[LATE // 4 :][:1]
-        lines = self._exchange.array("helper status", np.uint32, MOST_HELPERS, LINE // 4)
-        self._helper_status = lines[:, 0]
-        layers, each = len(self._model.routed), self._model.experts
-        self._picked = self._exchange.array("picks", np.int32, layers, self._exchange.shape.entries)
-        self._first_number = np.arange(layers, dtype=np.int64)[:, None] * each
-        self._picks = Picks(layers * each)
-        self._told = self._exchange.array("counts", np.uint64, layers, LANES)
-        self._served = self._told.copy()
+        self._latches = Latches.of(
+            self._exchange, [h.number for h in maker.helpers], maker.host.status, maker.hand.failure
+        )
+        self._turns = Turns(self._model.program.rope)
+        routed = self._model.routed
+        picked = self._exchange.array("picks", np.int32, len(routed), self._exchange.shape.entries)
+        self._picks = Picks(picked, self._model.experts)
+        self._served = Served(
+            self._exchange.array("counts", np.uint64, len(routed), LANES),
+            [self._model.layouts[layer].nbytes for layer in routed],
+        )
 
     # sequences
 
@@ -118,18 +122,17 @@ class DeviceExecutor:
                 f"the program is bound for {limits.tokens} and {limits.logits}",
                 "this is an error in the engine; please report it",
             )
-        # rows of one's own: the device's are given back with the executor, while a caller may look
-        logits = self._logits[:wanted]
         if window.kernel_class == "prompt" and len(np.unique(window.slots)) == 1:
-            logits[:] = self._prompt(window)
-            return logits
+            return self._prompt(window)
         self._prompts.restore()
-        self._go_without(self._prompts.lost.experts)
+        if lost := self._prompts.lost.experts:
+            self._go_without(lost)
         # a prompt wants the logits of its last token at most
         decoding = wanted == tokens and window.kernel_class == "window"
-        if 0 < tokens <= self._model.tokens and wanted <= 1:
-            logits[:] = self._piece(window, decoding=decoding)
-            return logits
+        as_it_is = wanted <= 1 or window.logits_rows.tolist() == list(range(tokens))
+        if 0 < tokens <= self._model.tokens and as_it_is:
+            return self._piece(window, decoding=decoding)
+        logits = self._logits[:wanted]
         for start in range(0, tokens, self._model.tokens):
             stop = min(start + self._model.tokens, tokens)
             here = (window.logits_rows >= start) & (window.logits_rows < stop)
@@ -161,8 +164,6 @@ class DeviceExecutor:
 
         A round may have no lane for them where all of a layer were in slots, so all are made anew.
         """
-        if not lost:
-            return
         self._settle()
         self._maker.empty(lost)
         self._drop_rounds()
@@ -179,8 +180,13 @@ class DeviceExecutor:
 
     def prepare(self, mode: Mode, *, doorbell: bool) -> Round:
         """The round of a mode, made at its first use."""
-        key = mode, doorbell
+        return self._ready((mode.tokens, mode.wanted, mode.splits), doorbell=doorbell)
+
+    def _ready(self, sizes: tuple[int, int, int], *, doorbell: bool) -> Round:
+        """The round of the mode of these sizes; a mode itself is not worth making every round."""
+        key = *sizes, doorbell
         if key not in self._rounds:
+            mode = Mode(*sizes)
             bound = self._dispatcher.bound(mode.tokens) if doorbell else None
             self._rounds[key] = self._maker.make(mode, bound)
         return self._rounds[key]
@@ -224,51 +230,64 @@ class DeviceExecutor:
 
         Rows of logits are none, one or all; splits of attention are a power of two.
         """
+        return Mode(*self._sizes(window))
+
+    def _sizes(self, window: Window) -> tuple[int, int, int]:
         tokens, wanted = len(window.ids), len(window.logits_rows)
-        longest = max(window.positions.tolist(), default=0) // SPLIT + 1
-        splits = min(1 << (longest - 1).bit_length(), self._model.splits(0))
-        return Mode(tokens, wanted if wanted <= 1 else tokens, splits)
+        behind = max(window.positions.tolist(), default=0) // SPLIT
+        splits = min(1 << behind.bit_length(), self._most_splits)
+        return tokens, wanted if wanted <= 1 else tokens, splits
 
     def _piece(self, window: Window, *, decoding: bool) -> NDArray[np.float32]:
-        self._settle()
+        """Run a window of few tokens; rows of the device's memory, for the next round to write."""
+        if self._unsettled:
+            self._settle()
         wanted = len(window.logits_rows)
-        mode = self.mode_of(window)
-        if mode.wanted != wanted:
-            padded = np.zeros(mode.wanted, np.int32)
+        sizes = tokens, rows, _ = self._sizes(window)
+        if rows != wanted:
+            padded = np.zeros(rows, np.int32)
             padded[:wanted] = window.logits_rows
             window = evolve(window, logits_rows=padded)
         doorbell = self._dispatcher.doorbell
-        if not self._attempt(window, self.prepare(mode, doorbell=doorbell)):
-            late = f"layer {self._model.routed[int(self._late[0])]}"
-            self._dispatcher.timed_out(late, self._dispatcher.bound(mode.tokens), self._number)
+        if not self._attempt(window, self._ready(sizes, doorbell=doorbell)):
+            late = f"layer {self._model.routed[self._latches.late[0]]}"
+            self._dispatcher.timed_out(late, self._dispatcher.bound(tokens), self._number)
             # keys and values are written again before they are read
             self._uncount()
-            self._attempt(window, self.prepare(mode, doorbell=False))
-        # a copy of its own: other threads read it while the next round is under way
-        self._served = self._told.copy()
-        latched = self._latched()
+            self._attempt(window, self._ready(sizes, doorbell=False))
+        self._served.keep()
+        latched = self._latches.lowest()
         if latched != NOTHING_LATCHED:
             raise not_finite(self._model.program, self._files, latched)
-        self._count(mode.tokens, decoding=decoding)
-        if self._correction is not None and mode.tokens == 1:
+        self._count(tokens, decoding=decoding)
+        if self._correction is not None and tokens == 1:
             self._correct(self._correction)
         return self._rows[:wanted]
 
     def _attempt(self, window: Window, ready: Round) -> bool:
         """Run a round; False where the device waited in vain, and what it computed is rubbish."""
         self._number = next_number(self._number)
-        places = [self._slots[int(s)].place for s in window.slots]
-        self._exchange.fill_frame(self._number, window, places, self._model.program)
-        self._helper_status[:] = NOTHING_LATCHED
+        self._fill_frame(window)
+        self._latches.clear()
         self._maker.host.begin(len(window.ids))
-        self._maker.hand.failure[:] = NO_FAILURE
         # whatever ends the round early, the device may still be busy with it
         self._unsettled = True
+        if self._adaptation is not None:
+            self._adaptation.before()
         self._run_round(ready)
-        if self._maker.hand.failure[0] != NO_FAILURE:
+        if self._latches.failed:
             raise stopped(self._maker, ready.dispatch)
         self._unsettled = False
-        return bool(self._late[0] == NOTHING_LATCHED)
+        return self._latches.in_time
+
+    def _fill_frame(self, window: Window) -> None:
+        if len(window.ids) == 1:
+            place, position = self._slots[window.slots.item()].place, window.positions.item()
+            turns = self._turns.at(position)
+            self._exchange.fill_token(self._number, window.ids.item(), position, place, turns)
+        else:
+            places = [self._slots[slot].place for slot in window.slots.tolist()]
+            self._exchange.fill_frame(self._number, window, places, self._model.program)
 
     def _correct(self, correction: Correction) -> None:
         """Split misses otherwise from the next round on, where the last ones ask for it."""
@@ -284,19 +303,19 @@ class DeviceExecutor:
 
     def _uncount(self) -> None:
         """What lanes served becomes again what it was after the last round that counts."""
-        self._told[:] = self._served
-        target, source = self._maker.places.regions.at("counts"), self._told.ctypes.data
-        self._maker.runtime.copy(target, source, self._told.nbytes, self._maker.stream)
+        self._served.put_back()
+        told = self._served.told
+        target, source = self._maker.places.regions.at("counts"), told.ctypes.data
+        self._maker.runtime.copy(target, source, told.nbytes, self._maker.stream)
 
     def _count(self, tokens: int, *, decoding: bool) -> None:
         """A round is over: count what its routers chose, and let the cache follow a decode round.
 
         Prompts are counted, but the cache does not follow them: the experts of decoding stay.
         """
-        asked = (self._picked[:, : tokens * self._model.shape.top_k] + self._first_number).ravel()
-        self._picks.note(asked)
+        picked = self._picks.note(tokens * self._model.shape.top_k)
         if decoding and self._adaptation is not None:
-            self._adaptation.after(asked)
+            self._adaptation.after(self._picks.numbers(picked))
 
     def _run_round(self, ready: Round) -> None:
         if ready.schedule is not None:
@@ -305,11 +324,6 @@ class DeviceExecutor:
             self._run_step(step.function, step.args, 0, 1)
 
     # failures
-
-    def _latched(self) -> int:
-        """The lowest op that met a value that is not finite, on any device or the CPU."""
-        of_helpers: list[int] = self._helper_status.tolist()
-        return min(int(self._status[0]), int(self._maker.host.status[0]), *of_helpers)
 
     def _settle(self) -> None:
         """After a failure: wait until the device is idle, at most as long as for a round."""
@@ -342,13 +356,7 @@ class DeviceExecutor:
         those of the rounds that came to their end; what one that failed had served until then comes
         with the next one's.
         """
-        totals = {name: {"experts": 0, "bytes": 0} for name in ("hit", "pcie", "cpu", "helper")}
-        names = {HIT: "hit", LINK: "pcie", HOST: "cpu"}
-        for layer, counts in zip(self._model.routed, self._served, strict=True):
-            for lane, count in enumerate(counts.tolist()):
-                total = totals[names.get(lane, "helper")]
-                total["experts"] += count
-                total["bytes"] += count * self._model.layouts[layer].nbytes
+        totals = self._served.by_lane()
         totals["hit"]["experts"] += self._prompts.counts["entries"]
         totals["hit"]["bytes"] += self._prompts.counts["bytes"]
         totals.update(self._prompts.counters())

@@ -18,20 +18,33 @@ Numbers = NDArray[np.int64]
 
 @define(eq=False)
 class Picks:
-    """Counts of `experts` experts, by number. One thread notes, any thread asks."""
+    """Counts of experts by number: layer by layer, `experts` in each. One thread notes, any asks.
 
+    `picked`: int32 [layers, entries], where rounds write an expert's index for each entry.
+    """
+
+    picked: NDArray[np.int32]
     experts: int
+    _firsts: Numbers = field(init=False)
     _known: tuple[Numbers, tuple[Numbers, ...]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._known = np.zeros(self.experts, np.int64), ()
+        layers = len(self.picked)
+        self._firsts = np.arange(layers, dtype=np.int64)[:, None] * self.experts
+        self._known = np.zeros(layers * self.experts, np.int64), ()
 
-    def note(self, asked: Numbers) -> None:
-        """A round asked for the experts of these numbers; the array is kept."""
+    def note(self, entries: int) -> Numbers:
+        """A round of so many entries is over: its picks by layer, which stay as they are."""
+        picked = self.picked[:, :entries].astype(np.int64)
         totals, noted = self._known
-        self._known = totals, (*noted, asked)
+        self._known = totals, (*noted, picked)
         if len(noted) + 1 >= TOGETHER:
             self._known = self.totals(), ()
+        return picked
+
+    def numbers(self, picked: Numbers) -> Numbers:
+        """The numbers of the experts of picks by layer, in an array of the caller's own."""
+        return (picked + self._firsts).reshape(-1)
 
     def add(self, counts: Numbers) -> None:
         """A prompt asked for each expert so often."""
@@ -42,4 +55,5 @@ class Picks:
         totals, noted = self._known  # together: another thread may be noting
         if not noted:
             return totals.copy()
-        return totals + np.bincount(np.concatenate(noted), minlength=self.experts)
+        asked = self.numbers(np.concatenate(noted, axis=1))
+        return totals + np.bincount(asked, minlength=len(totals))
