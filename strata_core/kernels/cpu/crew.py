@@ -39,7 +39,7 @@ STEP_WORDS, PHASE_WORDS = 4, 16
 UNLESS, LEAVES_OUT = 3, 4
 """Words of a phase."""
 
-SHARES = 4
+SHARES = 16
 """Claims that what is left of a phase is enough for, for each thread."""
 
 CLAIMED = 64
