@@ -57,28 +57,30 @@ def test_turns_are_the_angles_of_each_position(asked, rope):
     st.sampled_from([1, 3, 8]),
 )
 def test_a_token_s_frame_is_that_of_a_window_of_one(number, token, position, place, tokens):
-    """Every byte of it, whatever was in the frame before."""
+    """Every byte, whatever was there before; a window of several after it finds its own."""
 
     class Program:
         rope = PLAIN
 
-    frames = []
-    for _ in range(2):
-        exchange, memory = settled(tokens)
-        frame(exchange)[:] = 0xA5
-        frames.append((exchange, memory))
-    window = Window(
-        ids=np.array([token], np.int32),
-        positions=np.array([position], np.int32),
-        slots=np.zeros(1, np.int32),
-        logits_rows=np.zeros(1, np.int32),
-        kernel_class="window",
-    )
-    frames[0][0].fill_frame(number, window, [place], Program)
-    frames[1][0].fill_token(number, token, position, place, Turns(PLAIN).at(position))
-    whole, one = (frame(exchange).tobytes() for exchange, _ in frames)
-    assert whole == one
-    assert whole != bytes([0xA5]) * len(whole)
+    def several(count):
+        return Window(
+            ids=np.full(count, token, np.int32),
+            positions=np.arange(position, position + count, dtype=np.int32),
+            slots=np.zeros(count, np.int32),
+            logits_rows=np.arange(count, dtype=np.int32),
+            kernel_class="window",
+        )
+
+    (whole, _kept), (one, _too) = settled(tokens), settled(tokens)
+    for before in (0xA5, 0x00):
+        frame(whole)[:] = frame(one)[:] = before
+        whole.fill_frame(number, several(1), [place], Program)
+        one.fill_token(number, token, position, place, Turns(PLAIN).at(position))
+        assert frame(one).tobytes() == frame(whole).tobytes()
+        assert frame(one).any()
+    for exchange in (whole, one):
+        exchange.fill_frame(number, several(tokens), [place] * tokens, Program)
+    assert frame(one).tobytes() == frame(whole).tobytes()
 
 
 def test_the_lowest_latch_of_any_part_is_told():
@@ -104,15 +106,13 @@ def test_failures_and_late_answers_are_told():
     exchange, _memory = settled(1)
     failure = np.array([TIMED_OUT, 4], np.int64)
     latches = Latches.of(exchange, (), np.zeros(1, np.uint32), failure)
-    assert latches.failed
+    assert latches.failure.tolist() == [TIMED_OUT, 4]
     latches.clear()
-    assert not latches.failed
-    assert failure[0] == NO_FAILURE
+    assert failure[0] == latches.failure[0] == NO_FAILURE
     late = exchange.array("result", np.uint32, 32)[16:]
-    late[0] = 0  # the first layer
-    assert not latches.in_time
-    late[0] = NOTHING_LATCHED
-    assert latches.in_time
+    for layer in (0, 3, NOTHING_LATCHED):
+        late[0] = layer
+        assert latches.late[0] == layer
 
 
 def test_lanes_served_what_the_last_round_that_counts_left():
