@@ -277,6 +277,8 @@ class DeviceExecutor:
         self._maker.host.begin(ready.mode.tokens)
         # whatever ends the round early, the device may still be busy with it
         self._unsettled = True
+        if self._adaptation is not None:
+            self._adaptation.before()
         self._run_round(ready)
         if latches.failure[0] != NO_FAILURE:
             raise stopped(self._maker, ready.dispatch)
