@@ -34,7 +34,7 @@ LINEAR_ARGS = (
 `bias`: address of float32 [rows], or 0."""
 
 CHUNK = 64
-"""Rows of one unit inside an expert: whole blocks of 32 of the inner activations."""
+"""The most rows of one unit inside an expert."""
 
 GROUP_FIELDS = 4
 """int64 of a group in the plan: addresses of the expert's three matrices, first entry.
@@ -87,20 +87,22 @@ EXPERT_ARGS = (
     "stride_b",
     "length",
     "rows",
+    "chunk",
     "status",
     "op",
 )
-"""`groups`: address of the plan's groups. `xs`, `ys`: addresses of the entries' address lists."""
+"""`groups`: address of the plan's groups. `xs`, `ys`: addresses of the entries' address lists.
+`chunk`: rows of a unit, at most CHUNK; of `gate_up` whole blocks of 32 inner activations."""
 
 
-def _unit(e: Emit, groups: V, unit: V, rows: V) -> tuple[V, V, V, V, V]:
+def _unit(e: Emit, a: Args, unit: V) -> tuple[V, V, V, V, V]:
     """A unit's group, first entry, number of entries, first row and number of rows."""
-    chunks = (rows + (CHUNK - 1)) // CHUNK
-    group = groups + (unit // chunks) * (8 * GROUP_FIELDS)
-    first = (unit % chunks) * CHUNK
+    chunks = (a.rows + a.chunk - 1) // a.chunk
+    group = a.groups + (unit // chunks) * (8 * GROUP_FIELDS)
+    first = (unit % chunks) * a.chunk
     start = e.load(I64, group, 24, align=8)
     count = e.load(I64, group, 24 + 8 * GROUP_FIELDS, align=8) - start
-    return group, start, count, first, e.smin(rows - first, e.i64(CHUNK))
+    return group, start, count, first, e.smin(a.rows - first, a.chunk)
 
 
 def emit_gate_up(
@@ -123,7 +125,7 @@ def emit_gate_up(
         lists = [_own_rows(e, at) for at in work]
         strides = (a.stride_a, a.stride_b)
         with e.loop(begin, end) as unit:
-            group, start, count, row, rows = _unit(e, a.groups, unit, a.rows)
+            group, start, count, row, rows = _unit(e, a, unit)
             with e.loop(0, count, TILE_TOKENS) as tile:
                 tokens = e.smin(count - tile, e.i64(TILE_TOKENS))
                 xs, ys = ((at + (start + tile) * 8) for at in (a.xs, a.ys))
@@ -170,7 +172,7 @@ def emit_down(module: ir.Module, target: Target, type_name: str, layout: Layout)
     """`down`: rows of the third matrix; `xs` lists inner activations, `ys` output rows."""
     rows_name = emit_any_rows(module, target, type_name, layout)
     with step(module, "down", EXPERT_ARGS) as (e, a, begin, end), e.loop(begin, end) as unit:
-        group, start, count, row, rows = _unit(e, a.groups, unit, a.rows)
+        group, start, count, row, rows = _unit(e, a, unit)
         w = e.load(I64, group, 16, align=8) + row * a.stride_a
         xs, ys = a.xs + start * 8, a.ys + start * 8
         _tiles(e, count, rows_name, [w, a.stride_a, a.length], xs, ys, [row * 4, rows])

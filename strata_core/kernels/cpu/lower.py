@@ -242,23 +242,40 @@ class Lowering(Builder):
         """Compute the experts of the picks at an address."""
         gate, up, down = layer.layout.parts
         types = (gate.type, up.type, down.type)
-        lists = self._plan(op, layer, source, picks, domain or self._one_unit())
+        chunks = self._expert_chunk(gate.rows), self._expert_chunk(down.rows)
+        lists = self._plan(op, layer, source, picks, chunks, domain or self._one_unit())
         status = self._status()
         inputs = gate.columns // 32 if gate.type in UNPACK else gate.columns
         strides = [p.nbytes // p.rows for p in (gate, up, down)]
         args = [lists.groups, lists.xs, lists.inner, strides[0], strides[1], inputs, gate.rows]
         step = self._products("gate_up", *types)
-        self._side(step, [*args, *status], lists.units, "plan", "inner")
+        self._side(step, [*args, chunks[0], *status], lists.units, "plan", "inner")
         length = down.columns // 32 if down.type in UNPACK else down.columns
         args = [lists.groups, lists.inner, lists.ys, strides[2], 0, length, down.rows]
         step = self._products("down", down.type)
         out = self._buffer(op, "out").name
-        self._side(step, [*args, *status], lists.units + 8, "inner", out)
+        self._side(step, [*args, chunks[1], *status], lists.units + 8, "inner", out)
+
+    def _expert_chunk(self, rows: int) -> int:
+        """Rows of a unit of an expert's part: blocks of 32, which `gate_up` makes of its result.
+
+        For a few tokens they are so few that the threads share a single expert evenly; prompts have
+        units enough, and use what they unpacked for longer.
+        """
+        if self.mode == "prompt":
+            return CHUNK
+        return min(CHUNK, max(32, self._chunk(rows) // 32 * 32))
 
     def _plan(
-        self, op: Op, layer: ExpertLayer, source: np.ndarray, picks: int, domain: str
+        self,
+        op: Op,
+        layer: ExpertLayer,
+        source: np.ndarray,
+        picks: int,
+        chunks: tuple[int, int],
+        domain: str,
     ) -> _Lists:
-        """Add the step that sorts picks; what it writes."""
+        """Add the step that sorts picks; what it writes. `chunks`: rows of the units."""
         gate, _, down = layer.layout.parts
         entries = self.work.rows("pick")
         storage, scratch = self.work.storage, self.work.scratch
@@ -281,8 +298,8 @@ class Lowering(Builder):
             layer.table.ctypes.data,
             lists.groups,
             lists.units,
-            -(-gate.rows // CHUNK),
-            -(-down.rows // CHUNK),
+            -(-gate.rows // chunks[0]),
+            -(-down.rows // chunks[1]),
             storage.addresses(source),
             storage.addresses(self.work.buffer(self._buffer(op, "out"))),
             storage.addresses(inner),

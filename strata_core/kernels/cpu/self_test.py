@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from strata_core.kernels.cpu.elementwise import Layout
 from strata_core.kernels.cpu.library import Library, Step
-from strata_core.kernels.cpu.linear import GROUP_FIELDS
+from strata_core.kernels.cpu.linear import CHUNK, GROUP_FIELDS
 from strata_core.kernels.cpu.pool import Phase, Pool, Schedule, StepCall
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
 from strata_core.kernels.cpu.storage import Storage
@@ -109,7 +109,16 @@ class _Test:
         groups[0, :3], groups[1, 3] = matrices, TOKENS
         strides = [len(part.weight) // ROWS for part in parts[:2]]
         status = [int(self.status.ctypes.data), 0]
-        return [int(groups.ctypes.data), xs, ys, *strides, self._length(first), ROWS, *status]
+        return [
+            int(groups.ctypes.data),
+            xs,
+            ys,
+            *strides,
+            self._length(first),
+            ROWS,
+            CHUNK,
+            *status,
+        ]
 
     def _length(self, type_name: str) -> int:
         return COLUMNS // 32 if type_name in UNPACK else COLUMNS

@@ -147,7 +147,7 @@ class HostKernels:
             mine, groups = _groups(a)
             _note_experts(a, (a.gate_stride + a.up_stride) * a.rows)
             here = (xs[mine], ys[mine])
-            args = [_address(groups), *map(_address, here), *strides, length, a.rows]
+            args = [_address(groups), *map(_address, here), *strides, length, a.rows, CHUNK]
             block = np.array([*args, a.status, a.op], np.int64)
             self._run(address, _address(block), 0, len(mine) * -(-a.rows // CHUNK))
 
@@ -166,8 +166,8 @@ class HostKernels:
             _note_experts(a, a.stride * a.rows)
             helping = int((_entries(a.entries, a.count)["lane"][mine] >= HELPER).sum())
             a.link(written=4 * a.rows * helping)
-            args = [_address(groups), *map(_address, here), a.stride, 0, length, a.rows, 0, 0]
-            block = np.array(args, np.int64)
+            args = [_address(groups), *map(_address, here), a.stride, 0, length, a.rows, CHUNK]
+            block = np.array([*args, 0, 0], np.int64)
             self._run(address, _address(block), 0, len(mine) * -(-a.rows // CHUNK))
 
         return ready

@@ -99,7 +99,7 @@ def _gate_up(kernels: HostKernels, a: Args, gate: str, up: str, down: str) -> Re
         ys = a.inner + entries * inner_bytes(a.rows)
         args = [_at(groups), _at(xs), _at(ys), a.gate_stride, a.up_stride]
         units = (len(groups) - 1) * -(-a.rows // CHUNK)
-        args += [length, a.rows, a.status, a.op]
+        args += [length, a.rows, CHUNK, a.status, a.op]
         kernels.run_step("gate_up", (gate, up, down), args, units)
 
     return ready
@@ -112,7 +112,7 @@ def _down(kernels: HostKernels, a: Args, type_name: str) -> Ready:
         entries, groups = _wave(a)
         xs = a.inner + entries * inner_bytes(a.columns)
         ys = a.out + entries * (4 * a.rows)
-        args = [_at(groups), _at(xs), _at(ys), a.stride, 0, length, a.rows]
+        args = [_at(groups), _at(xs), _at(ys), a.stride, 0, length, a.rows, CHUNK]
         units = (len(groups) - 1) * -(-a.rows // CHUNK)
         kernels.run_step("down", (type_name,), [*args, 0, 0], units)
 
