@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from test_doorbell import bound_to, end, silent_host
 
 from strata_core.checkpoint.hyper import Rope
+from strata_core.errors import EngineError
 from strata_core.interfaces import Limits, Window
 from strata_core.kernels.cpu.hand_over import NO_FAILURE, TIMED_OUT
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
@@ -192,3 +194,53 @@ def test_a_token_whose_answer_is_late_is_computed_again(lab, tiny_file, tools):
     assert sum(int(row.sum()) for row in executor.picks().values()) == 4 * 2 * 2
     executor.close_sequence(slot)
     end(lab, backend, source, executor)
+
+
+def test_windows_of_changing_sizes_have_their_own_counts(lab, tiny_file, tools):
+    """The CPU computes everything: it is told how many rows there are, whatever was before."""
+    checkpoint = tiny_file()
+    want = lab.cpu(checkpoint)
+    backend = lab.backend(expert_cache=0, threads=2)
+    executor = lab.bind(backend, checkpoint)
+    slot, start = executor.open_sequence(), 0
+    for size in (1, 3, 1, 1, 2, 5, 1):
+        here = slice(start, start + size)
+        got = executor.run(tools.window(tools.ids[here], start=start, slot=slot))
+        assert got.tobytes() == want[here].tobytes()
+        start += size
+    assert executor.counters()["cpu"]["experts"] == start * 2 * checkpoint.hyper.top_k
+    lab.check_closed(backend, executor)
+
+
+def test_after_a_prompt_that_failed_the_next_window_tries_to_restore_again(lab, tiny_file, tools):
+    backend = lab.backend(expert_cache=5)
+    executor = lab.bind(backend, tiny_file())
+    slot = executor.open_sequence()
+    prompts, asked = executor._prompts, []
+    restore = prompts.restore
+
+    class Watched:
+        """Restoring fails the first time."""
+
+        def __getattr__(self, name):
+            return getattr(prompts, name)
+
+        def restore(self):
+            asked.append(len(asked))
+            if len(asked) == 1:
+                raise EngineError("not yet", "it was refused", "again")
+            restore()
+
+    executor._prompts = Watched()
+    executor.run(tools.window(tools.ids[:1], slot=slot))
+    assert asked == [], "no prompt came before"
+    prompt = evolve(tools.window(tools.ids[:9], slot=slot, rows=[8]), kernel_class="prompt")
+    executor.run(prompt)
+    with pytest.raises(EngineError, match="not yet"):
+        executor.run(tools.window(tools.ids[9:10], start=9, slot=slot))
+    want = lab.cpu(tiny_file())
+    for n in (9, 10):
+        got = executor.run(tools.window(tools.ids[n : n + 1], start=n, slot=slot))
+        assert got.tobytes() == want[n].tobytes()
+    assert asked == [0, 1], "once it was done"
+    lab.check_closed(backend, executor)
