@@ -264,7 +264,9 @@ def rounds(mine, asked) -> int:
             at = max(asked.position - count, 0)
             executor.run(window(ids[:count], at, slot))
             times(
-                clock, executor.mode_of(window(ids[:count], at, slot)), checkpoint.hyper.vocabulary
+                clock,
+                executor.ready(window(ids[:count], at, slot), doorbell=False).mode,
+                checkpoint.hyper.vocabulary,
             )
         executor.close_sequence(slot)
         return wrong

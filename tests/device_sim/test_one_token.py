@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from test_doorbell import bound_to, end, silent_host
 
 from strata_core.checkpoint.hyper import Rope
+from strata_core.errors import EngineError
 from strata_core.interfaces import Limits, Window
 from strata_core.kernels.cpu.hand_over import NO_FAILURE, TIMED_OUT
 from strata_core.kernels.cpu.steps import NOTHING_LATCHED
@@ -57,28 +59,30 @@ def test_turns_are_the_angles_of_each_position(asked, rope):
     st.sampled_from([1, 3, 8]),
 )
 def test_a_token_s_frame_is_that_of_a_window_of_one(number, token, position, place, tokens):
-    """Every byte of it, whatever was in the frame before."""
+    """Every byte, whatever was there before; a window of several after it finds its own."""
 
     class Program:
         rope = PLAIN
 
-    frames = []
-    for _ in range(2):
-        exchange, memory = settled(tokens)
-        frame(exchange)[:] = 0xA5
-        frames.append((exchange, memory))
-    window = Window(
-        ids=np.array([token], np.int32),
-        positions=np.array([position], np.int32),
-        slots=np.zeros(1, np.int32),
-        logits_rows=np.zeros(1, np.int32),
-        kernel_class="window",
-    )
-    frames[0][0].fill_frame(number, window, [place], Program)
-    frames[1][0].fill_token(number, token, position, place, Turns(PLAIN).at(position))
-    whole, one = (frame(exchange).tobytes() for exchange, _ in frames)
-    assert whole == one
-    assert whole != bytes([0xA5]) * len(whole)
+    def several(count):
+        return Window(
+            ids=np.full(count, token, np.int32),
+            positions=np.arange(position, position + count, dtype=np.int32),
+            slots=np.zeros(count, np.int32),
+            logits_rows=np.arange(count, dtype=np.int32),
+            kernel_class="window",
+        )
+
+    (whole, _kept), (one, _too) = settled(tokens), settled(tokens)
+    for before in (0xA5, 0x00):
+        frame(whole)[:] = frame(one)[:] = before
+        whole.fill_frame(number, several(1), [place], Program)
+        one.fill_token(number, token, position, place, Turns(PLAIN).at(position))
+        assert frame(one).tobytes() == frame(whole).tobytes()
+        assert frame(one).any()
+    for exchange in (whole, one):
+        exchange.fill_frame(number, several(tokens), [place] * tokens, Program)
+    assert frame(one).tobytes() == frame(whole).tobytes()
 
 
 def test_the_lowest_latch_of_any_part_is_told():
@@ -104,15 +108,13 @@ def test_failures_and_late_answers_are_told():
     exchange, _memory = settled(1)
     failure = np.array([TIMED_OUT, 4], np.int64)
     latches = Latches.of(exchange, (), np.zeros(1, np.uint32), failure)
-    assert latches.failed
+    assert latches.failure.tolist() == [TIMED_OUT, 4]
     latches.clear()
-    assert not latches.failed
-    assert failure[0] == NO_FAILURE
+    assert failure[0] == latches.failure[0] == NO_FAILURE
     late = exchange.array("result", np.uint32, 32)[16:]
-    late[0] = 0  # the first layer
-    assert not latches.in_time
-    late[0] = NOTHING_LATCHED
-    assert latches.in_time
+    for layer in (0, 3, NOTHING_LATCHED):
+        late[0] = layer
+        assert latches.late[0] == layer
 
 
 def test_lanes_served_what_the_last_round_that_counts_left():
@@ -192,3 +194,53 @@ def test_a_token_whose_answer_is_late_is_computed_again(lab, tiny_file, tools):
     assert sum(int(row.sum()) for row in executor.picks().values()) == 4 * 2 * 2
     executor.close_sequence(slot)
     end(lab, backend, source, executor)
+
+
+def test_windows_of_changing_sizes_have_their_own_counts(lab, tiny_file, tools):
+    """The CPU computes everything: it is told how many rows there are, whatever was before."""
+    checkpoint = tiny_file()
+    want = lab.cpu(checkpoint)
+    backend = lab.backend(expert_cache=0, threads=2)
+    executor = lab.bind(backend, checkpoint)
+    slot, start = executor.open_sequence(), 0
+    for size in (1, 3, 1, 1, 2, 5, 1):
+        here = slice(start, start + size)
+        got = executor.run(tools.window(tools.ids[here], start=start, slot=slot))
+        assert got.tobytes() == want[here].tobytes()
+        start += size
+    assert executor.counters()["cpu"]["experts"] == start * 2 * checkpoint.hyper.top_k
+    lab.check_closed(backend, executor)
+
+
+def test_after_a_prompt_that_failed_the_next_window_tries_to_restore_again(lab, tiny_file, tools):
+    backend = lab.backend(expert_cache=5)
+    executor = lab.bind(backend, tiny_file())
+    slot = executor.open_sequence()
+    prompts, asked = executor._prompts, []
+    restore = prompts.restore
+
+    class Watched:
+        """Restoring fails the first time."""
+
+        def __getattr__(self, name):
+            return getattr(prompts, name)
+
+        def restore(self):
+            asked.append(len(asked))
+            if len(asked) == 1:
+                raise EngineError("not yet", "it was refused", "again")
+            restore()
+
+    executor._prompts = Watched()
+    executor.run(tools.window(tools.ids[:1], slot=slot))
+    assert asked == [], "no prompt came before"
+    prompt = evolve(tools.window(tools.ids[:9], slot=slot, rows=[8]), kernel_class="prompt")
+    executor.run(prompt)
+    with pytest.raises(EngineError, match="not yet"):
+        executor.run(tools.window(tools.ids[9:10], start=9, slot=slot))
+    want = lab.cpu(tiny_file())
+    for n in (9, 10):
+        got = executor.run(tools.window(tools.ids[n : n + 1], start=n, slot=slot))
+        assert got.tobytes() == want[n].tobytes()
+    assert asked == [0, 1], "once it was done"
+    lab.check_closed(backend, executor)

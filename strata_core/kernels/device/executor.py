@@ -10,9 +10,9 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from strata_core.cache.waiting import happens
 from strata_core.errors import DeviceError, EngineError
 from strata_core.interfaces import Expert, ExpertFiles, Window
+from strata_core.kernels.cpu.hand_over import NO_FAILURE
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.not_finite import not_finite
 from strata_core.kernels.cpu.pool import Pool
@@ -29,7 +29,7 @@ from strata_core.kernels.device.prompt import PromptPath
 from strata_core.kernels.device.rounds import Maker, Round
 from strata_core.kernels.device.segments import Mode
 from strata_core.kernels.device.served import Served
-from strata_core.kernels.device.stopped import not_at_rest, stopped
+from strata_core.kernels.device.stopped import not_at_rest, stopped, wait_until_idle
 from strata_core.kernels.exact import SPLIT
 from strata_core.kernels.rope import Turns
 from strata_core.memory.held import undo_all
@@ -68,7 +68,7 @@ class DeviceExecutor:
         self._rounds: dict[tuple[int, int, int, bool], Round] = {}
         self._slots: dict[int, KvRoom] = {}
         self._number = 0
-        self._unsettled = False
+        self._unsettled = self._prompted = False
         self._closed = False
         self._most_splits = self._model.splits(0)
         shape = (self._model.limits.logits, self._model.program.vocabulary)
@@ -124,9 +124,8 @@ class DeviceExecutor:
             )
         if window.kernel_class == "prompt" and len(np.unique(window.slots)) == 1:
             return self._prompt(window)
-        self._prompts.restore()
-        if lost := self._prompts.lost.experts:
-            self._go_without(lost)
+        if self._prompted:
+            self._after_prompt()
         # a prompt wants the logits of its last token at most
         decoding = wanted == tokens and window.kernel_class == "window"
         as_it_is = wanted <= 1 or window.logits_rows.tolist() == list(range(tokens))
@@ -149,6 +148,7 @@ class DeviceExecutor:
 
     def _prompt(self, window: Window) -> NDArray[np.float32]:
         self._settle()
+        self._prompted = True
         if self._adaptation is not None and not self._adaptation.rest():
             raise not_at_rest(self._adaptation.reading(), self._maker.hand.bound)
         self._number = next_number(self._number)
@@ -158,6 +158,13 @@ class DeviceExecutor:
             picked = [self._prompts.picked(layer) for layer in self._model.routed]
             self._picks.add(np.concatenate(picked))
         return logits
+
+    def _after_prompt(self) -> None:
+        """Have decoding find what it had, before its first window; after an error, once more."""
+        self._prompts.restore()
+        if lost := self._prompts.lost.experts:
+            self._go_without(lost)
+        self._prompted = False
 
     def _go_without(self, lost: list[Expert]) -> None:
         """Experts that could not come back to their slots are misses like any other from now on.
@@ -180,13 +187,8 @@ class DeviceExecutor:
 
     def prepare(self, mode: Mode, *, doorbell: bool) -> Round:
         """The round of a mode, made at its first use."""
-        return self._ready((mode.tokens, mode.wanted, mode.splits), doorbell=doorbell)
-
-    def _ready(self, sizes: tuple[int, int, int], *, doorbell: bool) -> Round:
-        """The round of the mode of these sizes; a mode itself is not worth making every round."""
-        key = *sizes, doorbell
+        key = mode.tokens, mode.wanted, mode.splits, doorbell
         if key not in self._rounds:
-            mode = Mode(*sizes)
             bound = self._dispatcher.bound(mode.tokens) if doorbell else None
             self._rounds[key] = self._maker.make(mode, bound)
         return self._rounds[key]
@@ -225,69 +227,71 @@ class DeviceExecutor:
         finally:
             self.close_sequence(slot)
 
-    def mode_of(self, window: Window) -> Mode:
-        """The mode that a window of at most the kernels' tokens runs in.
+    def ready(self, window: Window, *, doorbell: bool) -> Round:
+        """The round that a window of at most the kernels' tokens runs in, made at its first use.
 
         Rows of logits are none, one or all; splits of attention are a power of two.
         """
-        return Mode(*self._sizes(window))
-
-    def _sizes(self, window: Window) -> tuple[int, int, int]:
         tokens, wanted = len(window.ids), len(window.logits_rows)
         behind = max(window.positions.tolist(), default=0) // SPLIT
         splits = min(1 << behind.bit_length(), self._most_splits)
-        return tokens, wanted if wanted <= 1 else tokens, splits
+        rows = wanted if wanted <= 1 else tokens
+        # by its sizes: to make a mode takes longer than to find its round
+        found = self._rounds.get((tokens, rows, splits, doorbell))
+        return found or self.prepare(Mode(tokens, rows, splits), doorbell=doorbell)
 
     def _piece(self, window: Window, *, decoding: bool) -> NDArray[np.float32]:
         """Run a window of few tokens; rows of the device's memory, for the next round to write."""
         if self._unsettled:
             self._settle()
         wanted = len(window.logits_rows)
-        sizes = tokens, rows, _ = self._sizes(window)
-        if rows != wanted:
-            padded = np.zeros(rows, np.int32)
+        ready = self.ready(window, doorbell=self._dispatcher.doorbell)
+        mode = ready.mode
+        if mode.wanted != wanted:
+            padded = np.zeros(mode.wanted, np.int32)
             padded[:wanted] = window.logits_rows
             window = evolve(window, logits_rows=padded)
-        doorbell = self._dispatcher.doorbell
-        if not self._attempt(window, self._ready(sizes, doorbell=doorbell)):
-            late = f"layer {self._model.routed[self._latches.late[0]]}"
-            self._dispatcher.timed_out(late, self._dispatcher.bound(tokens), self._number)
-            # keys and values are written again before they are read
-            self._uncount()
-            self._attempt(window, self._ready(sizes, doorbell=False))
+        if not self._attempt(window, ready):
+            self._once_more(window, mode)
         self._served.keep()
         latched = self._latches.lowest()
         if latched != NOTHING_LATCHED:
             raise not_finite(self._model.program, self._files, latched)
-        self._count(tokens, decoding=decoding)
-        if self._correction is not None and tokens == 1:
+        self._count(mode.tokens, decoding=decoding)
+        if self._correction is not None and mode.tokens == 1:
             self._correct(self._correction)
         return self._rows[:wanted]
 
     def _attempt(self, window: Window, ready: Round) -> bool:
         """Run a round; False where the device waited in vain, and what it computed is rubbish."""
-        self._number = next_number(self._number)
-        self._fill_frame(window)
-        self._latches.clear()
-        self._maker.host.begin(len(window.ids))
+        self._number = number = next_number(self._number)
+        if ready.mode.tokens == 1:
+            place, position = self._slots[window.slots.item()].place, window.positions.item()
+            turns = self._turns.at(position)
+            self._exchange.fill_token(number, window.ids.item(), position, place, turns)
+        else:
+            places = [self._slots[slot].place for slot in window.slots.tolist()]
+            self._exchange.fill_frame(number, window, places, self._model.program)
+        latches = self._latches
+        latches.clear()
+        self._maker.host.begin(ready.mode.tokens)
         # whatever ends the round early, the device may still be busy with it
         self._unsettled = True
         if self._adaptation is not None:
             self._adaptation.before()
         self._run_round(ready)
-        if self._latches.failed:
+        if latches.failure[0] != NO_FAILURE:
             raise stopped(self._maker, ready.dispatch)
         self._unsettled = False
-        return self._latches.in_time
+        return latches.late[0] == NOTHING_LATCHED
 
-    def _fill_frame(self, window: Window) -> None:
-        if len(window.ids) == 1:
-            place, position = self._slots[window.slots.item()].place, window.positions.item()
-            turns = self._turns.at(position)
-            self._exchange.fill_token(self._number, window.ids.item(), position, place, turns)
-        else:
-            places = [self._slots[slot].place for slot in window.slots.tolist()]
-            self._exchange.fill_frame(self._number, window, places, self._model.program)
+    def _once_more(self, window: Window, mode: Mode) -> None:
+        """Run a round that waited in vain again, stepped."""
+        late = f"layer {self._model.routed[self._latches.late[0]]}"
+        self._dispatcher.timed_out(late, self._dispatcher.bound(mode.tokens), self._number)
+        # keys and values are written again before they are read
+        self._uncount()
+        self._attempt(window, self.prepare(mode, doorbell=False))
 
     def _correct(self, correction: Correction) -> None:
         """Split misses otherwise from the next round on, where the last ones ask for it."""
@@ -329,22 +333,7 @@ class DeviceExecutor:
         """After a failure: wait until the device is idle, at most as long as for a round."""
         if not self._unsettled:
             return
-        runtime = self._maker.runtime
-        runtime.take_error()  # the failed round's
-        streams = [(self._maker.device, self._maker.stream)]
-        streams += [(h.device, h.stream) for h in self._maker.helpers]
-        for device, stream in streams:
-            event = runtime.create_event(device)
-            try:
-                runtime.record(event, stream)
-                if not happens(runtime, event, self._maker.hand.bound):
-                    raise EngineError(
-                        f"{runtime.label}{device} is still busy with a round that failed",
-                        f"it did not come to an end within {self._maker.hand.bound:g} s",
-                        "start again",
-                    )
-            finally:
-                runtime.destroy_event(event)
+        wait_until_idle(self._maker)
         self._unsettled = False
 
     # accounts

@@ -64,7 +64,7 @@ class HostLane:
                 self._numbers[whole(op, "layer")] = number
                 self._share(number, exchange)
         self._storage = storage
-        self._rows = self._frame.counts.data
+        self._tokens = 0
         self._latch = self.status.data
         self._fine = storage.words([0, 0])
         layers = len(model.routed)
@@ -84,8 +84,9 @@ class HostLane:
 
     def begin(self, tokens: int) -> None:
         """A round of a window begins."""
-        rows = self._rows
-        rows[0], rows[1], rows[2] = tokens, tokens * self._model.shape.top_k, 0
+        if tokens != self._tokens:
+            self._frame.counts[:] = tokens, tokens * self._model.shape.top_k, 0
+            self._tokens = tokens
         self._latch[0] = NOTHING_LATCHED
 
     def phases(self, layer: int, tokens: int) -> list[Phase]:

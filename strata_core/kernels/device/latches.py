@@ -55,16 +55,6 @@ class Latches:
         for cell in self.helpers:
             cell[0] = NOTHING_LATCHED
 
-    @property
-    def failed(self) -> bool:
-        """Whether a launch or a wait ended the round."""
-        return self.failure[0] != NO_FAILURE
-
-    @property
-    def in_time(self) -> bool:
-        """Whether every answer that the device waited for came in time."""
-        return self.late[0] == NOTHING_LATCHED
-
     def lowest(self) -> int:
         """The lowest op that met a value that is not finite, on any device or the CPU."""
         return min(map(_FIRST, self.ops))

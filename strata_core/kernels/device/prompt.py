@@ -113,8 +113,6 @@ class PromptPath:
 
     def restore(self) -> None:
         """Have every lent slot hold its expert again, in the order of the stream, or be `lost`."""
-        if not self._unsettled and not self.borrowed.begun:
-            return
         self.settle()
         self._unsettled = True  # unless everything comes back
         self.borrowed.give_back()

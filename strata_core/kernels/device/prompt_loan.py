@@ -60,11 +60,6 @@ class Borrowed:
         """Whether slots are without their experts, which nobody has begun to bring back."""
         return self._lent
 
-    @property
-    def begun(self) -> bool:
-        """Whether there is anything for `give_back` to do."""
-        return self._loan is not None or bool(self._kept)
-
     def borrow(self, *, many: bool) -> bool:
         """Have slots for a chunk; whether they are others than before. Raises StrataError.
 

@@ -44,6 +44,7 @@ Dispatch = Literal["device", "stepped", "doorbell"]
 class Round:
     """A mode, ready to run: the CPU's pool runs `schedule`, or the calling thread `steps`."""
 
+    mode: Mode
     schedule: Schedule | None
     steps: tuple[StepCall, ...]
     graphs: tuple[int, ...]
@@ -143,9 +144,9 @@ class Maker:
             raise
         dispatch: Dispatch = "doorbell" if waits else "stepped" if shared else "device"
         if not phases:
-            return Round(None, tuple(steps), tuple(graphs), dispatch)
+            return Round(mode, None, tuple(steps), tuple(graphs), dispatch)
         schedule = Schedule.of([*phases, Phase(tuple(steps), leader=True)])
-        return Round(schedule, (), tuple(graphs), dispatch)
+        return Round(mode, schedule, (), tuple(graphs), dispatch)
 
     def empty(self, experts: Sequence[Expert]) -> None:
         """From the next round on these experts are in no slot. To be called between rounds.

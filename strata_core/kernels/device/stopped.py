@@ -1,7 +1,8 @@
-"""The errors of rounds and prompts that did not come to their end."""
+"""Rounds and prompts that did not come to their end: their errors, and waiting for what is left."""
 
 from __future__ import annotations
 
+from strata_core.cache.waiting import happens
 from strata_core.errors import DeviceError, EngineError, StrataError
 from strata_core.interfaces import Expert
 from strata_core.kernels.cpu.hand_over import TIMED_OUT
@@ -38,6 +39,28 @@ def _said_of_the_stream(maker: Maker) -> str | None:
         runtime.take_error()
         return error.why
     return None
+
+
+def wait_until_idle(maker: Maker) -> None:
+    """After a round that failed: wait until devices are idle, at most as long as for a round.
+
+    Raises EngineError, DeviceError; then they may be busy still.
+    """
+    runtime, bound = maker.runtime, maker.hand.bound
+    runtime.take_error()  # the failed round's
+    streams = [(maker.device, maker.stream), *((h.device, h.stream) for h in maker.helpers)]
+    for device, stream in streams:
+        event = runtime.create_event(device)
+        try:
+            runtime.record(event, stream)
+            if not happens(runtime, event, bound):
+                raise EngineError(
+                    f"{runtime.label}{device} is still busy with a round that failed",
+                    f"it did not come to an end within {bound:g} s",
+                    "start again",
+                )
+        finally:
+            runtime.destroy_event(event)
 
 
 def not_at_rest(reading: Expert | None, seconds: float) -> StrataError:
