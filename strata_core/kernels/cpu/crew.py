@@ -207,7 +207,7 @@ def _emit_phases(module: ir.Module, target: Target) -> None:
         done.set(done.get() + 1)
         all_here = base + done.get() * threads
         last = _arrive(e, crew, all_here)
-        with e.when(last):
+        with e.when(last & kind.compare("!=", LEADER)):
             # nobody claims any more; the next round finds it as this one did
             e.store(e.i64(0), phase, CLAIMED, align=8)
         with e.when(last ^ True):
