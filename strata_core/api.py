@@ -18,7 +18,7 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from strata_core.cache.profile import Profile
+from strata_core.cache.profile import Profile, refuse_unwritable
 from strata_core.checkpoint.open import Checkpoint, open_checkpoint
 from strata_core.checkpoint.own_files import refuse_own_file
 from strata_core.config import Settings, resolve_arguments
@@ -430,6 +430,7 @@ def _prepared(
     saved = known.expert_profile_save
     if saved is not None:
         refuse_own_file(saved, checkpoint, "the profile", known.origin("expert_profile_save"))
+        refuse_unwritable(saved)
     return prepare(checkpoint, known, machine or read_machine())
 
 

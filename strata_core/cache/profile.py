@@ -112,6 +112,28 @@ def _bad(path: Path, reason: str) -> UsageError:
     )
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Raise StrataError where it is clear before any work that no profile can be written there."""
+    real = Path(os.path.realpath(path))
+    try:
+        if real.exists() and not real.is_file():
+            raise OSError(errno.EINVAL, "it is there already and no regular file")
+        if not real.parent.is_dir():
+            raise OSError(errno.ENOENT, f"there is no folder {real.parent}")
+        if not os.access(real.parent, os.W_OK):
+            raise OSError(errno.EACCES, f"the folder {real.parent} may not be written to")
+    except OSError as error:
+        raise _unwritten(path, error) from error
+
+
+def _unwritten(path: Path, error: OSError) -> StrataError:
+    return StrataError(
+        f"cannot write the profile {path}",
+        error.strerror or str(error),
+        "name a file in a folder that can be written",
+    )
+
+
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile: it is there whole, or what was there before. Raises StrataError.
 
@@ -135,8 +157,4 @@ def write_profile(profile: Profile, path: Path) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise StrataError(
-            f"cannot write the profile {path}",
-            error.strerror or str(error),
-            "name a file in a folder that can be written",
-        ) from error
+        raise _unwritten(path, error) from error

@@ -173,8 +173,22 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
     if not is_folder:
+        _refuse_part(path)
         return _open_gguf(path)
     return _open_pack(path) if is_pack(path) else _open_hub(path)
+
+
+def _refuse_part(path: Path) -> None:
+    """Raise CheckpointError where a file is a part of a hub folder or of a pack."""
+    folder = path.absolute().parent
+    packed = is_pack(folder)
+    if not packed and not (path.suffix in (".json", ".safetensors") and exists(folder / CONFIG)):
+        return
+    raise CheckpointError(
+        f"{path} is not a model by itself",
+        f"it lies in {'a pack' if packed else 'a hub folder'}, which is one as a whole",
+        f"name the folder: {path.parent}",
+    )
 
 
 def _open_gguf(path: Path) -> Checkpoint:

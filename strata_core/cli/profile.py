@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -37,11 +38,17 @@ def command_object(
     window are left out, but a text shorter than N is one window. The more the text is like what
     the model will be used for, the better caches and tiers are filled by the profile.
     """
-    from strata_core.cache.profile import write_profile
+    from strata_core.cache.profile import refuse_unwritable, write_profile
     from strata_core.checkpoint.own_files import refuse_own_file
 
     if not out:
         raise UsageError("OUT is empty", "the profile needs a file", "give a path with -o")
+    with suppress(OSError):
+        if Path(out).samefile(text_file):
+            raise UsageError(
+                f"cannot write the profile to {out}", "it is the text itself", "name another file"
+            )
+    refuse_unwritable(Path(out))
     text = read_text(text_file, "--text")
     console = invocation.console
     with loaded(invocation, model) as running:

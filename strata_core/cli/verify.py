@@ -70,7 +70,7 @@ def command_object(
     First prints one row for each check of the files: every hash of a pack, every value of other
     forms. What is damaged is named with its file and place; then nothing is run. A GGUF file or a
     hub folder holds no hashes: there it can be checked that everything is in its place, can be
-    read, and has no scale that stands for no number.
+    read, and that every float and scale is a finite number.
 
     Then MODEL is run with short prompts in every way that fits this machine: each source, several
     sizes of a tier in memory, and where the backend has devices each way of page-locking and

@@ -14,7 +14,7 @@ from strata_core.checkpoint.open import Checkpoint
 from strata_core.checkpoint.pack_format import DENSE, EXPERTS
 from strata_core.checkpoint.packed import PACK
 from strata_core.checkpoint.positioned import Reader
-from strata_core.checkpoint.scales import check_scales
+from strata_core.checkpoint.scales import check_numbers
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import CheckpointError, StrataError
 from strata_core.interfaces import Expert, Piece, Progress
@@ -131,7 +131,7 @@ def kept(checkpoint: Checkpoint, progress: Progress) -> Outcome:
 
 
 def values(checkpoint: Checkpoint, progress: Progress) -> Outcome:
-    """Every byte of the weights can be read, and no stored scale stands for no number.
+    """Every byte of the weights can be read, and every stored float and scale is a number.
 
     A pack's weights were checked so when it was made, and have the hashes of that time.
     """
@@ -139,7 +139,7 @@ def values(checkpoint: Checkpoint, progress: Progress) -> Outcome:
         note = "they were checked when the pack was made, before they were hashed"
         return Outcome(check="values", verdict="ok", note=note)
     ranges = list(_stored(checkpoint))
-    note = "every weight can be read, and no MXFP4 scale stands for no number"
+    note = "every weight can be read, and every float and scale is a finite number"
     return _compare("values", ranges, note, progress)
 
 
@@ -224,7 +224,7 @@ def _examine(item: _Range, reader: Reader, workers: Workers, progress: Progress)
             piece = Piece(item.piece.file, item.piece.offset + start, size)
             reader.read(piece, buffer[:size], item.what)
             if item.digest is None:
-                check_scales(item.type, np.frombuffer(buffer[:size], np.uint8), item.what)
+                check_numbers(item.type, np.frombuffer(buffer[:size], np.uint8), item.what)
             else:
                 digest.update(buffer[:size])
         except CheckpointError as error:

@@ -37,7 +37,7 @@ from strata_core.checkpoint.pack_format import (
 )
 from strata_core.checkpoint.packed import open_pack
 from strata_core.checkpoint.positioned import Reader
-from strata_core.checkpoint.scales import check_scales
+from strata_core.checkpoint.scales import check_numbers
 from strata_core.checkpoint.types import WeightType
 from strata_core.errors import CheckpointError, StrataError, UsageError
 from strata_core.interfaces import Piece, Progress
@@ -261,7 +261,7 @@ class _Work:
             data = buffer[: piece.nbytes]
             self.reader.read(piece, data, item.what)
             where = f"{piece.file}: {item.what}, from byte {piece.offset} on"
-            check_scales(kind.name, np.frombuffer(data, np.uint8), where)
+            check_numbers(kind.name, np.frombuffer(data, np.uint8), where)
             digest.update(data)
             target.write(data, at)
             at += piece.nbytes

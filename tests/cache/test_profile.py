@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import strata_core
 from strata_core.cache.profile import Profile, read_profile, write_profile
 from strata_core.cache.rank import ranking, rates
+from strata_core.cli.main import main
 from strata_core.errors import StrataError, UsageError
 from strata_core.interfaces import Expert
 
@@ -110,3 +112,24 @@ def test_writing_goes_through_links_and_leaves_alone_what_is_no_file(tmp_path: P
         write_profile(profile, pipe)
     assert pipe.is_fifo()
     assert {path.name for path in tmp_path.iterdir()} == {"target", "link", "pipe"}
+
+
+def test_what_cannot_be_written_is_said_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("In the beginning")
+    (tmp_path / "folder").mkdir()
+    for out, why in (
+        ("missing/p", f"there is no folder {tmp_path / 'missing'}"),
+        ("folder", "no regular file"),
+        ("text", "it is the text itself"),
+    ):
+        code = main(["profile", "demo", "--text", str(text), "-o", str(tmp_path / out)])
+        said = capsys.readouterr().err
+        assert code in (1, 2)
+        assert "cannot write the profile" in said
+        assert why in said
+    assert text.read_text() == "In the beginning"
+    with pytest.raises(StrataError, match="cannot write the profile"):
+        strata_core.load("demo", expert_profile_save=str(tmp_path / "missing/p"), backend="cpu")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_core.checkpoint.open import open_checkpoint
-from strata_core.checkpoint.scales import check_scales
+from strata_core.checkpoint.scales import check_numbers, check_scales
 from strata_core.checkpoint.types import TYPES
 from strata_core.errors import CheckpointError
 from strata_core.kernels.dequantise import CHUNK, dequantise, unpack
@@ -116,6 +116,28 @@ def test_exponent_255_is_refused_by_name() -> None:
         check_scales("MXFP4", data, "expert 3 of layer 1")
     assert "block 1" in caught.value.why
     check_scales("Q8_0", np.full(34, 255, np.uint8), "anything")
+
+
+@pytest.mark.parametrize("name", TYPES)
+@given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(1, 40))
+@settings(max_examples=40, deadline=None)
+def test_what_unpacks_to_no_number_is_found(name: str, seed: int, blocks: int) -> None:
+    """As the oracle sees it: a block is named where any of its weights is no finite number."""
+    kind = TYPES[name]
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, blocks * kind.block_bytes, dtype=np.uint8)
+    if name == "MXFP4":
+        values = np.where(data.reshape(blocks, -1)[:, :1] == 255, np.nan, np.float32(0))
+    else:
+        values = oracle(name, data).reshape(blocks, kind.block)
+    with np.errstate(all="ignore"):
+        bad = np.flatnonzero(~np.isfinite(values).all(1))
+    if not len(bad):
+        check_numbers(name, data, "tensor x")
+        return
+    with pytest.raises(CheckpointError, match=f"tensor x: {len(bad)} {name} ") as caught:
+        check_numbers(name, data, "tensor x")
+    assert f" {bad[0]}" in caught.value.why
 
 
 def test_bytes_and_shape_must_agree() -> None:
