@@ -86,20 +86,6 @@ class Jobs(Protocol):
         """
 
 
-class AtOnce:
-    """Jobs that are done when `begin` is over, in the thread that calls it."""
-
-    def begin(self, work: Callable[[], Given]) -> Job[Given]:
-        """Run the function now."""
-        job = Job(work)
-        job.run()
-        return job
-
-    def close(self, bound: float) -> None:
-        """Nothing is under way."""
-        del bound
-
-
 class Beside:
     """Jobs of a thread of their own, which begins with the first one. One thread hands them over.
 

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from strata_core.cache.beside import AtOnce, Beside
+from strata_core.cache.beside import Beside
 from strata_core.errors import EngineError
+from strata_core.testing.jobs import AtOnce
 
 GUARD = 120.0
 
