@@ -86,20 +86,6 @@ class Jobs(Protocol):
         """
 
 
-class AtOnce:
-    """Jobs that are done when `begin` is over, in the thread that calls it."""
-
-    def begin(self, work: Callable[[], Given]) -> Job[Given]:
-        """Run the function now."""
-        job = Job(work)
-        job.run()
-        return job
-
-    def close(self, bound: float) -> None:
-        """Nothing is under way."""
-        del bound
-
-
 class Beside:
     """Jobs of a thread of their own, which begins with the first one. One thread hands them over.
 
@@ -112,6 +98,8 @@ class Beside:
         self._thread = Thread(target=_run_all, args=(self._queue,), name=name, daemon=True)
         self._started = self._closed = False
         self._end = weakref.finalize(self, self._queue.put, None)
+        # whoever still runs rounds while the interpreter ends has them done as before
+        self._end.atexit = False
 
     def begin(self, work: Callable[[], Given]) -> Job[Given]:
         """Have the thread run a function after those that it has already.
@@ -135,7 +123,8 @@ class Beside:
         self._closed = True
         while (job := self._next()) is not None:
             job.give_up()
-        self._end()
+        self._end.detach()  # to call it does nothing while the interpreter ends
+        self._queue.put(None)
         if not self._started:
             return
         self._thread.join(bound)

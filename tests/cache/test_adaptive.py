@@ -17,9 +17,9 @@ from strata_core.cache.adaptive import (
     Pair,
     Timetable,
 )
-from strata_core.cache.beside import AtOnce
 from strata_core.interfaces import BlobLayout, BlobPart, Expert
 from strata_core.plan.moving import Pace, slot_bytes, spares, spares_by_size
+from strata_core.testing.jobs import AtOnce
 
 EXPERTS = 6
 

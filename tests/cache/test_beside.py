@@ -1,12 +1,15 @@
 """Jobs: their order, what they give and raise, and the end of the thread that runs them."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from strata_core.cache.beside import AtOnce, Beside
+from strata_core.cache.beside import Beside
 from strata_core.errors import EngineError
+from strata_core.testing.jobs import AtOnce
 
 GUARD = 120.0
 
@@ -119,3 +122,29 @@ def test_a_job_that_holds_its_own_thread_ends_it():
     slow.set()
     thread.join(GUARD)
     assert not thread.is_alive()
+
+
+AT_EXIT = """
+import atexit
+
+jobs = []
+
+
+def end():
+    print(jobs[0].begin(lambda: 5).wait(60.0))
+    jobs[0].close(60.0)
+
+
+atexit.register(end)  # before anything of the package's is: so it runs after that
+from strata_core.cache.beside import Beside
+
+jobs.append(Beside("test-exit"))
+jobs[0].begin(lambda: None).wait(None)
+"""
+
+
+def test_jobs_are_done_while_the_interpreter_ends():
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]

@@ -10,11 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from swap_bench import ALL, COUNT, LAYOUTS, Files, Lab, Told, resident
 
 from strata_core.cache.adaptive import Demand, Pair, Timetable
-from strata_core.cache.beside import AtOnce, Beside
+from strata_core.cache.beside import Beside
 from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import Expert
 from strata_core.kernels.device.adapting import Adaptation
 from strata_core.plan.moving import Pace
+from strata_core.testing.jobs import AtOnce
 
 GUARD = 120.0
 FIRST, SECOND = Pair(Expert(0, 0), Expert(5, 3)), Pair(Expert(2, 0), Expert(2, 4))

@@ -11,6 +11,7 @@ import pytest
 
 from strata_core.errors import EngineError
 from strata_core.kernels.cpu import pool as pools
+from strata_core.kernels.cpu.crew import CLAIMED
 from strata_core.kernels.cpu.emit import F32, I64
 from strata_core.kernels.cpu.jit import Compiler
 from strata_core.kernels.cpu.pool import Phase, Pool, Schedule, StepCall
@@ -94,6 +95,32 @@ def test_steps_of_a_phase_run_in_order_on_each_unit(compiler, code):
     finally:
         pool.close()
     assert out.tolist() == [2]
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_who_finds_nothing_left_claims_no_more_than_one(compiler, threads, side_by_side):
+    """The last unit waits until all other threads have claimed in vain, and notes what stands."""
+    module = compiler.module("claims")
+    with (
+        step(module, "note", ("claimed", "out")) as (e, a, _begin, end),
+        e.when(end > e.i64(threads)),
+    ):
+        with e.forever() as leave_if:
+            leave_if(e.load_acquire(a.claimed) >= threads)
+        e.store(e.load_acquire(a.claimed), a.out)
+    work, out, words = Work(compiler.compile(module)), np.zeros(1, np.int64), np.zeros(2, np.int64)
+    note = work.step("note", threads + 1)
+    schedule = Schedule.of(
+        [Phase((StepCall(note.function, words.ctypes.data, note.units),), side_by_side)]
+    )
+    words[:] = schedule.address + CLAIMED, out.ctypes.data
+    pool = Pool(compiler, threads)
+    try:
+        pool.run(schedule)
+    finally:
+        pool.close()
+    assert out.tolist() == [threads]
 
 
 def test_workers_sleep_when_idle_and_wake_for_the_next_round(compiler, code):

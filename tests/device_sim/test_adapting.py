@@ -9,7 +9,6 @@ from adapting_bench import SOURCES, TEXT, Bound
 from attrs import evolve
 
 from strata_core.cache.adaptive import Pair
-from strata_core.cache.beside import AtOnce
 from strata_core.cache.swaps import Swapper
 from strata_core.errors import EngineError, StrataError
 from strata_core.interfaces import Expert
@@ -19,6 +18,7 @@ from strata_core.kernels.device import backend
 from strata_core.model.build import build_program
 from strata_core.sources import sliced_pinned
 from strata_core.sources.mmap import MappedFile
+from strata_core.testing.jobs import AtOnce
 from strata_core.testing.sim import VERBS, SimFaults
 
 NOT_REACHED = ("mmap", "resident, pageable")

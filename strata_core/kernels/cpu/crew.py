@@ -301,7 +301,8 @@ def _share(e: Emit, phase: V, who: tuple[V, V], run: Callable[[Emit, V, V, V, V]
         first.set(threads)
         # where every unit was somebody's first, there is nothing to claim
         with e.when(threads < units):
-            left = units - threads - e.load_acquire(phase + CLAIMED)
+            # others may have claimed beyond the end: then nothing is left, not less than that
+            left = e.smax(units - threads - e.load_acquire(phase + CLAIMED), e.i64(0))
             several = e.smax(left // (threads * SHARES), e.i64(1))
             first.set(threads + e.fetch_add(phase + CLAIMED, several))
             last.set(e.smin(first.get() + several, units))

@@ -76,6 +76,7 @@ class V:
         return self._binary(other, "", "fdiv")
 
     def __floordiv__(self, other: V | int) -> V:
+        """Of unsigned integers."""
         return self._binary(other, "udiv")
 
     def __mod__(self, other: V | int) -> V:
