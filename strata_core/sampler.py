@@ -42,8 +42,9 @@ def _at_least(
                 "leave it out to get the default",
             )
         if not (low < value if above else low <= value) or not value <= high:
-            bound = f"{'above' if above else 'at least'} {low:g}"
-            bound += f" and at most {high:g}" if high != float("inf") else ""
+            least, most = (int(low), high) if whole else (f"{low:g}", f"{high:g}")
+            bound = f"{'above' if above else 'at least'} {least}"
+            bound += f" and at most {most}" if high != float("inf") else ""
             raise UsageError(
                 f"--{attribute.name.replace('_', '-')} {value} is out of range",
                 f"it must be {bound}",

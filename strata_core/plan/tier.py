@@ -118,5 +118,7 @@ def tier_degradations(request: PlanRequest, plan: Plan) -> Iterator[Degradation]
             what="the mapped file is used instead of a tier in memory",
             why=low_ram.unmet or plan.source_because,
             cost="the system's file cache decides which experts stay in memory",
-            remedy="use one device with --device, or free memory",
+            remedy="use one device with --device, or free memory"
+            if low_ram.unmet
+            else "raise --ram-budget, or free memory",
         )

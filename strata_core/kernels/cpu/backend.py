@@ -81,6 +81,27 @@ def threads_of(machine: Machine) -> int:
     return max(1, min(machine.physical_cores, floor(granted)))
 
 
+def threads_for(context: BackendContext, *, spare: int = 0) -> int:
+    """The threads that were asked for, else the usual number less `spare`, at least one.
+
+    More than there are cores are a degradation: they wait for each other at the end of every step.
+    """
+    machine = context.machine
+    asked: int | None = context.options.get("threads")
+    if asked is None:
+        return max(1, threads_of(machine) - spare)
+    if asked > machine.logical_cores:
+        context.degrade(
+            Degradation(
+                what=f"{asked} threads compute on {machine.logical_cores} cores",
+                why="--threads asks for more than this process may use at once",
+                cost="at the end of every step all wait for those that are not running",
+                remedy=f"give --threads {threads_of(machine)}, or leave it out",
+            )
+        )
+    return asked
+
+
 def compiler_of(context: BackendContext) -> Compiler:
     """A compiler for this processor, with the cache that the context names."""
     target = host_target()
@@ -90,8 +111,7 @@ def compiler_of(context: BackendContext) -> Compiler:
 
 def build(context: BackendContext) -> Backend:
     """The backend of the record `cpu`."""
-    threads = context.options.get("threads") or threads_of(context.machine)
-    return CpuBackend(compiler_of(context), threads, context.degrade)
+    return CpuBackend(compiler_of(context), threads_for(context), context.degrade)
 
 
 def _report_slow(target: Target, degrade: Report) -> None:

@@ -27,7 +27,7 @@ from strata_core.interfaces import (
     Source,
     Weights,
 )
-from strata_core.kernels.cpu.backend import compiler_of, threads_of
+from strata_core.kernels.cpu.backend import compiler_of, threads_for
 from strata_core.kernels.cpu.library import Library
 from strata_core.kernels.cpu.pool import Pool
 from strata_core.kernels.device.adapting import Adaptation, DeviceTable
@@ -103,7 +103,7 @@ class DeviceBackend:
         compiler = library.compiler if library else compiler_of(context)
         self._library = library or Library(compiler)
         # one core is left to the thread of the driver
-        threads = context.options.get("threads") or max(1, threads_of(context.machine) - 1)
+        threads = threads_for(context, spare=1)
         self._pool = Pool(compiler, int(threads))
         self._exact, self._own_order = True, False
         self._placements: list[Placement] = []
