@@ -298,8 +298,11 @@ def test_a_backend_that_counts_nothing_saves_no_profile(tiny_model: Path, tmp_pa
 def test_a_profile_that_cannot_be_written_is_an_error_after_the_end(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    model = strata_core.load(tiny_model, expert_profile_save=tmp_path / "no" / "p.json")
+    folder = tmp_path / "goes"
+    folder.mkdir()
+    model = strata_core.load(tiny_model, expert_profile_save=folder / "p.json")
     model.logits(PROMPT)
+    folder.rmdir()
     with pytest.raises(StrataError, match="cannot write the profile"):
         model.close()
     model.close()
