@@ -103,8 +103,7 @@ class DeviceBackend:
         compiler = library.compiler if library else compiler_of(context)
         self._library = library or Library(compiler)
         # one core is left to the thread of the driver
-        threads = threads_for(context, spare=1)
-        self._pool = Pool(compiler, int(threads))
+        self._pool = Pool(compiler, threads_for(context, spare=1))
         self._exact, self._own_order = True, False
         self._placements: list[Placement] = []
         self._prepared: Placement | None = None
