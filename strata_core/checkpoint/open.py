@@ -21,7 +21,7 @@ from strata_core.checkpoint.hyper import Hyper
 from strata_core.checkpoint.hyper_gguf import read_gguf_hyper
 from strata_core.checkpoint.hyper_hub import read_hub_hyper, wants_qkv_bias
 from strata_core.checkpoint.mapping import MappedFile, exists, read_small, unreadable
-from strata_core.checkpoint.pack_format import Manifest
+from strata_core.checkpoint.pack_format import METADATA, Manifest
 from strata_core.checkpoint.packed import PackedExperts, is_pack, open_pack
 from strata_core.checkpoint.roles import ROLES, names
 from strata_core.checkpoint.tensor import Tensor
@@ -181,6 +181,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 def _refuse_part(path: Path) -> None:
     """Raise CheckpointError where a file is a part of a hub folder or of a pack."""
     folder = path.absolute().parent
+    if path.suffix == ".gguf" and path.name != METADATA:
+        return  # a model of its own, wherever it lies
     packed = is_pack(folder)
     if not packed and not (path.suffix in (".json", ".safetensors") and exists(folder / CONFIG)):
         return

@@ -48,6 +48,6 @@ def test_a_part_of_a_folder_says_that_the_folder_is_meant(
         with pytest.raises(CheckpointError, match="not a model by itself") as caught:
             open_checkpoint(part)
         assert caught.value.remedy == f"name the folder: {form}"
-    # what lies beside a hub folder's files is a model as elsewhere
-    write_tiny_gguf(tmp_path / "hub" / "own.gguf")
-    assert open_checkpoint(Path("hub/own.gguf")).form == "gguf"
+    # what lies beside a folder's files is a model as elsewhere
+    write_tiny_gguf(tmp_path / form / "own.gguf")
+    assert open_checkpoint(Path(form) / "own.gguf").form == "gguf"
